@@ -1,0 +1,40 @@
+"""w4gen: a compiler-style generator of Triton kernels for linear layers with low-bit weights.
+
+    layer = w4gen.Linear.from_float(nn_linear, "int4_g128")
+    kernel = w4gen.compile("1x1536x256", "nf4_g64", arch="sm_90")   # no GPU needed
+
+Names are loaded when first used: importing w4gen imports neither torch nor triton.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from w4gen.api import compile, supports
+    from w4gen.errors import W4Error
+    from w4gen.ir.types import Format
+    from w4gen.runtime.launch import bind
+    from w4gen.runtime.linear import Linear, linear
+    from w4gen.runtime.weight import Weight
+
+_PLACES = {
+    "compile": "w4gen.api",
+    "supports": "w4gen.api",
+    "W4Error": "w4gen.errors",
+    "Format": "w4gen.ir.types",
+    "bind": "w4gen.runtime.launch",
+    "Linear": "w4gen.runtime.linear",
+    "linear": "w4gen.runtime.linear",
+    "Weight": "w4gen.runtime.weight",
+}
+__all__ = ["Format", "Linear", "W4Error", "Weight", "bind", "compile", "linear", "supports"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'w4gen' has no attribute {name!r}: it has {', '.join(__all__)}")
+    return getattr(importlib.import_module(_PLACES[name]), name)

@@ -1,0 +1,245 @@
+"""Printer for `triton.language`: tiles and word operations as the lines of a kernel."""
+
+from __future__ import annotations
+
+from w4gen.codegen.index import Index, Term, suffixed
+from w4gen.errors import TemplateError
+from w4gen.ir import decode as d
+from w4gen.ir.layout import Layout
+from w4gen.ir.program import Program
+from w4gen.ir.tile import Const, Convert, Dot, Field, Fold, Input, Pad, Reduce, Repeat, Slice, Space, Split, Tile
+from w4gen.ir.types import I32, DType
+
+TYPES = {"f16": "tl.float16", "bf16": "tl.bfloat16", "f32": "tl.float32", "i32": "tl.int32"}
+STATIC = ("span", "code")
+"""Axes that a kernel unrolls: loops over constants, not axes of its tensors."""
+ORDER = ("m", "lane", "n", "word", "quad", "c")
+"""The order of a tensor's axes: lanes first, so that Triton spreads them over threads, then rows, then a thread's own words."""
+
+
+def variable(name: str) -> str:
+    """The Python name of a node."""
+    return name.replace(".", "_")
+
+
+def pointer(program: Program, name: str) -> str:
+    """The argument that a global tile is passed as."""
+    return f"{name.removesuffix('.stored')}_ptr"
+
+
+def dims(program: Program, tile: Tile) -> tuple[str, ...]:
+    """The axes of the tensor that holds a tile: not those unrolled, and not m where there is one row."""
+    return tuple(axis for axis in ORDER if axis in tile.axes and not (axis == "m" and program.problem.m == (1, 1)))
+
+
+def chain(program: Program, name: str) -> list[str]:
+    """The nodes from a global tile (left out) to `name`, following first operands."""
+    found: list[str] = []
+    while not program.tile(name).kept and not isinstance(program.op(name), Const | Input):
+        found.insert(0, name)
+        name = program.source(name)
+    return found
+
+
+class Walk:
+    """The address of every element of a tile, from its indices back through slices, pads and maps to memory."""
+
+    def __init__(self, program: Program, name: str, spans: int) -> None:
+        self.program, self.spans = program, spans
+        tile = program.tile(name)
+        self.dims = dims(program, tile)
+        self.masks: list[str] = []
+        self.lines: list[str] = []
+        self.index = {axis: Index((Term(*self.start(axis)),)) for axis in tile.axes if axis not in STATIC}
+        self.code = Term("code") if "code" in tile.axes else Term("span * CODES" if spans > 1 else "0")
+        while not program.tile(name).kept and not isinstance(program.op(name), Const | Input):
+            self.step(name)
+            name = program.source(name)
+        self.memory = name
+        if isinstance(program.op(name), Input) and "m" in self.dims:
+            self.masks.insert(0, f"{suffixed('m', ('m',), self.dims)} < m_count")
+        strides = _strides(program.tile(name))
+        self.address = Index(())
+        for axis in program.tile(name).axes:
+            scaled = self.index[axis].times(strides[axis])
+            self.address = Index(self.address.terms + (scaled.terms if scaled.floor == 1 else (self.named(axis, scaled),)))
+
+    def start(self, axis: str) -> tuple[str, tuple[str, ...]]:
+        """The variable that runs along an axis (of a codebook, its entries)."""
+        if axis == "c":
+            return f"tl.arange(0, {self.program.tile('codebook').sizes['c']})", ("c",)
+        return (axis, (axis,)) if axis in self.dims else ("0", ())
+
+    def step(self, name: str) -> None:
+        op = self.program.op(name)
+        match op:
+            case Slice(blocks):
+                for block in blocks:
+                    if block.drop and block.axis not in STATIC:
+                        start = f"step * {block.axis.upper()}S" if block.axis == "word" else "0"
+                        self.index[block.axis] = Index((Term(start),))
+            case Fold(quad):
+                lane, inner = self.index.pop("lane"), self.index.pop("quad")
+                self.index["word"] = Index((*lane.times(quad).terms, *(t for t in inner.terms if t.text != "0")))
+            case Pad(sizes):
+                held = self.program.tile(self.program.source(name)).sizes
+                for axis, _ in sizes:
+                    limit = "m_count" if axis == "m" else {"n": "N", "k": "K"}.get(axis, str(held[axis]))
+                    self.masks.append(f"{self.index[axis].render(self.dims)} < {limit}")
+            case Repeat(group):
+                self.index["g"] = self.index.pop("k").quotient(group)
+            case Split(layout):
+                self.index["k"] = self.split(layout)
+                if name == "x.order":
+                    self.index["k"] = Index((self.named("k", self.index["k"]),))
+            case _:
+                raise TemplateError(f"{name} ({op}) cannot be read through: only slices, pads and maps are views")
+
+    def split(self, layout: Layout) -> Index:
+        """k as the digits of word and code."""
+        word = self.index.pop("word")
+        terms: list[Term] = []
+        for place in layout.places("k"):
+            at = word if place.source == "word" else Index((self.code,))
+            digit = at.quotient(place.divide).remainder(place.modulo) if place.modulo else at.quotient(place.divide)
+            terms += digit.times(place.weight).terms
+        return Index(tuple(term for term in terms if term.text != "0" and term.modulo != 1))
+
+    def named(self, axis: str, index: Index) -> Term:
+        """A variable for an index that is too long to repeat."""
+        along = tuple(each for each in self.dims if each in index.axes)
+        self.lines.append(f"{axis} = {index.render(along)}")
+        return Term(axis, along)
+
+    def load(self, name: str, extra: str = "") -> list[str]:
+        memory = pointer(self.program, self.memory)
+        where = self.address.render(self.dims)
+        lines, mask = list(self.lines), ""
+        if self.masks:
+            zero = "0" if self.program.tile(self.memory).element == I32 else "0.0"
+            inside = self.masks[0] if len(self.masks) == 1 else " & ".join(f"({each})" for each in self.masks)
+            if len(self.masks) > 1 or extra:
+                lines, inside = [*lines, f"inside = {inside}"], "inside"
+            mask = f", mask={inside}, other={zero}"
+        if len(where) + len(mask) + len(extra) > 80:
+            lines, where = [*lines, f"{variable(name)}_at = {where}"], f"{variable(name)}_at"
+        return [*lines, f"{variable(name)} = tl.load({memory} + {where}{mask}{extra})"]
+
+
+def _strides(tile: Tile) -> dict[str, int]:
+    """Units between neighbours along each axis of a tile in memory: rows of words, or row-major."""
+    strides, stride = {}, 1
+    for axis, size in reversed(tile.sizes.items()):
+        strides[axis] = stride
+        stride *= size
+    return strides
+
+
+def low_bit(how: d.Decode) -> str:
+    """The bit at which a code stands when it is decoded, as text; "" where it is bit 0."""
+    bits = next(op.mask.log2 for op in how.value if isinstance(op, d.And))
+    if how.every == 1 or not bits:
+        return ""
+    return f"code * {bits}" if how.every == how.per_unit else f"code % {how.every} * {bits}"
+
+
+def expression(op: d.Op, text: str, low: str) -> str:
+    """One word operation applied to `text`; the code stands at bit `low` of it."""
+    match op:
+        case d.Shift(run, bits):
+            return f"{text} >> code // {run} * {run * bits}" if run > 1 else f"{text} >> code * {bits}"
+        case d.Narrow():
+            return f"({text}).to(tl.int16)"
+        case d.And(mask):
+            return f"({text} & (0x{int(mask.factor):X} << {low}))" if low else f"({text} & 0x{int(mask.value(0)):X})"
+        case d.Or(bits):
+            return f"({text} | 0x{bits:X})"
+        case d.Bitcast(dtype):
+            return f"{text}.to({TYPES[dtype.name]}, bitcast=True)"
+        case d.Fma(times, plus) if low:
+            minus = f"({-plus.factor!r} / (1 << {low}) + {-plus.base!r})".replace("+ -", "- ")
+            return f"{text} * ({times.factor!r} / (1 << {low})) - {minus}"
+        case d.Fma(times, plus):
+            scaled = text if times.value(0) == 1 else f"{text} * {times.value(0)!r}"
+            return f"{scaled} + {plus.value(0)!r}".replace("+ -", "- ")
+        case d.Lookup(dtype):
+            return f"look_up(codebook_tile, {bare(text)})" + ("" if dtype.name == "f32" else f".to({TYPES[dtype.name]})")
+
+
+def bare(text: str) -> str:
+    """`text` without the brackets around all of it."""
+    return text[1:-1] if text.startswith("(") and text.endswith(")") else text
+
+
+def value(name: str, codes: str, how: d.Decode) -> list[str]:
+    """The lines that turn codes into values."""
+    lines: list[str] = []
+    text, low = codes, low_bit(how)
+    for op in how.value:
+        if isinstance(op, d.Bitcast):
+            lines, text = [*lines, f"w_bits = {bare(text)}"], "w_bits"
+        if isinstance(op, d.Fma):
+            lines, text = [*lines, f"w_float = {text}"], "w_float"
+        text = expression(op, text, low)
+    return [*lines, f"{name} = {text}"]
+
+
+def conversion(program: Program, name: str) -> list[str]:
+    """The lines of one Convert, Field, Dot or Reduce of a loop."""
+    op, tile, roles = program.op(name), program.tile(name), program.operands(name)
+    source = variable(program.source(name))
+    if tile.space is not Space.REGISTER:
+        raise TemplateError(f"{name} lives in {tile.space.value} memory: this printer keeps what it converts in registers")
+    match op:
+        case Field():
+            how, text = _decoding(program), source
+            for step in how.field:
+                text = expression(step, text, "")
+            return [f"{variable(name)} = {text}"]
+        case Convert(decode) if decode is not None:
+            return value(variable(name), variable(roles["codes"]), decode)
+        case Convert() if "scale" in roles:
+            scaled = variable(roles.get("value", roles.get("acc", "")))
+            if op.origin:
+                total = suffixed(variable(roles["sum"]), *_dims(program, roles["sum"], name))
+                scaled = f"({scaled} * 2.0**{_decoding(program).power} + {op.origin!r} * {total})".replace("+ -", "- ")
+            factor = cast(suffixed(variable(roles["scale"]), *_dims(program, roles["scale"], name)), program, roles["scale"])
+            text = f"{scaled} * {factor}"
+            return [f"{variable(name)} = {text if tile.element.name == 'f32' else f'({text}).to({TYPES[tile.element.name]})'}"]
+        case Convert():
+            return [f"{variable(name)} = {source}.to({TYPES[tile.element.name]})"]
+        case Dot(_, "lanes"):
+            x = variable(roles["x"])
+            how = _decoding(program)
+            if how.power:
+                low = f" / (1 << {low_bit(how)})" if low_bit(how) else ""
+                x = f"({x} * (2.0**{149 - how.power}{low}))"
+            w, x = variable(roles["w"]), suffixed(x, *_dims(program, roles["x"], name))
+            return [f"{variable(name)} += {suffixed(w, *_dims(program, roles['w'], name))} * {x}"]
+        case Dot():
+            return [f"{variable(name)} = tl.dot({variable(roles['x'])}, tl.trans({variable(roles['w'])}), {variable(name)})"]
+        case Reduce(over, "") if not set(over) & set(STATIC):
+            axes = dims(program, program.tile(program.source(name)))
+            return [f"{variable(name)} = tl.sum({source}, axis={axes.index(over[0])})"]
+        case Reduce():
+            return [f"{variable(name)} += {source}"]
+        case _:
+            raise TemplateError(f"{name} ({op}) has no text of its own in a loop")
+
+
+def cast(text: str, program: Program, name: str) -> str:
+    """`text` as f32."""
+    element = program.tile(name).element
+    return text if isinstance(element, DType) and element.name == "f32" else f"{text}.to(tl.float32)"
+
+
+def _dims(program: Program, name: str, user: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return dims(program, program.tile(name)), dims(program, program.tile(user))
+
+
+def _decoding(program: Program) -> d.Decode:
+    """How the codes of the weight are decoded."""
+    for op in map(program.op, program):
+        if isinstance(op, Convert) and op.decode is not None:
+            return op.decode
+    raise TemplateError("the program does not say how its codes are decoded: place its conversion first")

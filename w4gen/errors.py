@@ -1,0 +1,29 @@
+"""Every error w4gen raises on purpose. Each message says what was asked, the limit, and the way out."""
+
+
+class W4Error(Exception):
+    """The parent of all w4gen errors; the command line prints it in one line and exits with 2."""
+
+
+class ShapeError(W4Error):
+    """A shape, dtype or device that does not fit what it is used with."""
+
+
+class FormatError(W4Error):
+    """A format that is unknown, malformed, or given data it cannot hold."""
+
+
+class ArchError(W4Error):
+    """An arch that is unknown or described inconsistently."""
+
+
+class ScheduleError(W4Error):
+    """A schedule that is not legal for this program on this arch."""
+
+
+class TemplateError(W4Error):
+    """A template that prints a node of its program not exactly once, or ignores a field of its schedule."""
+
+
+class ToolchainError(W4Error):
+    """A compiler or disassembler that failed, or is not there."""

@@ -1,0 +1,1 @@
+"""WHAT is computed: values only. Nothing here imports torch, jinja or triton."""

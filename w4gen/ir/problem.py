@@ -1,0 +1,62 @@
+"""The question that a kernel answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from w4gen.errors import FormatError, ShapeError
+from w4gen.ir.layout import Layout
+from w4gen.ir.types import F16, F32, DType, Format, dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """`y[m, n] = sum over k of x[m, k] * w[n, k] (+ bias[n])`, for every m of a bucket (low, high).
+
+    `layout` is None for a new weight (the schedule asks `layout_for`) and given where the codes are packed already.
+    `Problem.parse(str(p)) == p`. Raises `ShapeError` on sizes below 1 and on an empty bucket.
+    """
+
+    m: tuple[int, int]
+    n: int
+    k: int
+    format: Format
+    layout: Layout | None = None
+    x: DType = F16
+    y: DType = F16
+    accumulate: DType = F32
+    bias: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value in (("m", self.m[0]), ("n", self.n), ("k", self.k)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ShapeError(f"{name}={value} is not a positive whole number: a linear layer needs m, n and k of at least 1")
+        if self.m[1] < self.m[0]:
+            raise ShapeError(f"m={self.m[0]}..{self.m[1]} is empty: give the smaller bound first")
+        if self.accumulate != F32:
+            raise FormatError(f"accumulate={self.accumulate} is not supported: sums are f32")
+
+    def __str__(self) -> str:
+        parts = [f"m={self.m[0]}..{self.m[1]} n={self.n} k={self.k} format={self.format} x={self.x} y={self.y}"]
+        parts.append(f"accumulate={self.accumulate} bias={int(self.bias)}")
+        return " ".join(parts + ([f"layout={self.layout}"] if self.layout else []))
+
+    @classmethod
+    def parse(cls, text: str) -> Problem:
+        """The problem that `str()` wrote. Raises `ShapeError` on anything else."""
+        try:
+            given = dict(part.split("=", 1) for part in text.split(" "))
+            low, high = given["m"].split("..")
+            return cls(
+                m=(int(low), int(high)),
+                n=int(given["n"]),
+                k=int(given["k"]),
+                format=Format.parse(given["format"]),
+                layout=Layout.parse(given["layout"]) if "layout" in given else None,
+                x=dtype(given["x"]),
+                y=dtype(given["y"]),
+                accumulate=dtype(given["accumulate"]),
+                bias=given["bias"] == "1",
+            )
+        except (KeyError, ValueError) as error:
+            raise ShapeError(f"cannot read the problem {text!r}: {error}; write it with str(problem)") from error

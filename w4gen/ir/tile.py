@@ -1,0 +1,248 @@
+"""Tiles and what makes them: the four transforms (Slice, Pad, Map, Convert) and Const, Input, Dot, Reduce, Store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from w4gen.errors import ShapeError
+from w4gen.ir.decode import Decode
+from w4gen.ir.layout import Layout
+from w4gen.ir.types import DType, Format
+
+
+class Space(Enum):
+    """Where a tile lives while a kernel runs."""
+
+    GLOBAL = "global"
+    SHARED = "shared"
+    REGISTER = "register"
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A block of elements with named axes (Ladder's tTile). A kept tile is a buffer of a weight."""
+
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+    element: DType | Format
+    space: Space = Space.REGISTER
+    layout: Layout | None = None
+    kept: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.axes) != len(self.shape) or any(size < 1 for size in self.shape):
+            raise ShapeError(f"tile axes {self.axes} and shape {self.shape}: give one positive size per axis")
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return dict(zip(self.axes, self.shape, strict=True))
+
+    def __str__(self) -> str:
+        element = self.element.label if isinstance(self.element, Format) else self.element.name
+        shape = " ".join(f"{axis}={size}" for axis, size in self.sizes.items())
+        return f"{element}[{shape}] {self.space.value}{', kept' if self.kept else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Const:
+    """Data known before any call: the codes, scales or codebook of a weight."""
+
+    def __str__(self) -> str:
+        return "const"
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """Data of a call."""
+
+    def __str__(self) -> str:
+        return "input"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A stretch of `axis`: `size` elements from `loop * size * every` on; `drop` takes one element and drops the axis."""
+
+    axis: str
+    size: int = 1
+    loop: str = ""
+    every: int = 1
+    drop: bool = False
+
+    def __str__(self) -> str:
+        if self.drop and not self.loop:
+            return f"{self.axis}=0"
+        return f"{self.axis}={self.loop}*{self.size * self.every}" + ("" if self.drop else f"+{self.size}")
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Take one block along each named axis, and all of every other axis."""
+
+    blocks: tuple[Block, ...]
+
+    def __str__(self) -> str:
+        return f"slice {', '.join(map(str, self.blocks))}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pad:
+    """Grow each named axis to `size`, filling with zero."""
+
+    sizes: tuple[tuple[str, int], ...]
+
+    def __str__(self) -> str:
+        return f"pad {', '.join(f'{axis}={size}' for axis, size in self.sizes)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """Map: elements -> the units that `layout` stores them in."""
+
+    layout: Layout
+
+    def __str__(self) -> str:
+        return f"map to {self.layout}"
+
+
+@dataclass(frozen=True, slots=True)
+class Unpack:
+    """Map: stored units -> elements, the inverse of Pack."""
+
+    layout: Layout
+
+    def __str__(self) -> str:
+        return f"map from {self.layout}"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Map: a 32-bit word -> its codes, in `spans` stretches; axes (…, word) -> (…, word, span, code)."""
+
+    layout: Layout
+    spans: int
+
+    def __str__(self) -> str:
+        return f"map word to {self.spans} x {self.layout.per_unit // self.spans} codes"
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Map: k -> (word, span, code), as `layout` stores the codes of a row."""
+
+    layout: Layout
+    spans: int
+
+    def __str__(self) -> str:
+        return f"map k to word, {self.spans} x {self.layout.per_unit // self.spans} codes"
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """Map: one group g -> its `group` elements of k, `size` in all."""
+
+    group: int
+    size: int
+
+    def __str__(self) -> str:
+        return f"map each g to {self.group} k"
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Map: word -> (lane, quad), `quad` neighbouring words a lane: 16 bytes that one load brings to one thread."""
+
+    quad: int
+
+    def __str__(self) -> str:
+        return f"map word to lane, {self.quad}"
+
+
+Map: TypeAlias = Pack | Unpack | Field | Split | Repeat | Fold
+
+
+@dataclass(frozen=True, slots=True)
+class Convert:
+    """Change the element: `codes` -> values (by `decode`, once placed), `value` or `acc` times `scale`, or a plain cast of `x`.
+
+    `origin` is what `decode` left out of every value, made up for on the sums: (acc + origin * sum of x) * scale.
+    """
+
+    decode: Decode | None = None
+    origin: float = 0.0
+
+    def __str__(self) -> str:
+        how = f" by {len(self.decode.field + self.decode.value)} word operations" if self.decode else ""
+        return f"convert{how}" + (f", origin {self.origin:g}" if self.origin else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Dot:
+    """Multiply `w` by `x` and sum over the axes `over`; `unit` is lanes (multiply-add) or mma (matrix cores)."""
+
+    over: tuple[str, ...]
+    unit: str = "lanes"
+
+    def __str__(self) -> str:
+        return f"dot over {', '.join(self.over)} on {self.unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """Sum over axes of the tile and, where `loop` names one, over the turns of a loop."""
+
+    over: tuple[str, ...] = ()
+    loop: str = ""
+
+    def __str__(self) -> str:
+        return f"sum over {', '.join([*self.over, *([self.loop] if self.loop else [])])}"
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Add the bias if there is one, crop to `sizes`, round to the element, write."""
+
+    sizes: tuple[tuple[str, int], ...]
+
+    def __str__(self) -> str:
+        return "store"
+
+
+Op: TypeAlias = Const | Input | Slice | Pad | Map | Convert | Dot | Reduce | Store
+
+
+def sizes(op: Op, operands: dict[str, Tile]) -> dict[str, int]:
+    """Axes and sizes of what `op` makes of its operands (Const and Input state their own)."""
+    first = next(iter(operands.values())).sizes
+    match op:
+        case Slice(blocks):
+            cut = {block.axis: block for block in blocks}
+            return {a: cut[a].size if a in cut else s for a, s in first.items() if a not in cut or not cut[a].drop}
+        case Pad(grown) | Store(grown):
+            return {**first, **dict(grown)}
+        case Pack(layout):
+            if layout.bits == layout.unit:
+                return first
+            units = layout.row_units()
+            return {"word": layout.units} if units is None else {"n": layout.size("n"), "word": units}
+        case Unpack(layout):
+            return {axis: layout.size(axis) for axis in layout.axes}
+        case Field(layout, spans):
+            return {**first, "span": spans, "code": layout.per_unit // spans}
+        case Split(layout, spans):
+            kept = {axis: size for axis, size in first.items() if axis != "k"}
+            return {**kept, "word": layout.size("k") // layout.per_unit, "span": spans, "code": layout.per_unit // spans}
+        case Fold(quad):
+            folded = ((("lane", s // quad), ("quad", quad)) if a == "word" else ((a, s),) for a, s in first.items())
+            return dict(pair for pairs in folded for pair in pairs)
+        case Repeat(_, size):
+            return {**{axis: size for axis, size in first.items() if axis != "g"}, "k": size}
+        case Dot(over):
+            w, x = operands["w"].sizes, operands["x"].sizes
+            return {a: {**w, **x}[a] for a in dict.fromkeys(("m", "n", *w)) if a in {**w, **x} and a not in over}
+        case Reduce(over):
+            return {axis: size for axis, size in first.items() if axis not in over}
+        case _:
+            return first

@@ -1,0 +1,135 @@
+"""Element types: machine types (`DType`) and low-bit formats (`Format`)."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from w4gen.errors import FormatError
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """A machine type. `mantissa` counts the stored fraction bits of a float, 0 for an integer."""
+
+    name: str
+    bits: int
+    kind: str
+    mantissa: int = 0
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def max(self) -> float:
+        """The largest finite value of a float type."""
+        exponent = self.bits - self.mantissa - 1
+        return float((2 - 2.0**-self.mantissa) * 2.0 ** (2 ** (exponent - 1) - 1))
+
+
+F16 = DType("f16", 16, "float", 10)
+BF16 = DType("bf16", 16, "float", 7)
+F32 = DType("f32", 32, "float", 23)
+I32 = DType("i32", 32, "int")
+DTYPES = {dtype.name: dtype for dtype in (F16, BF16, F32, I32)}
+ALIASES = {"float16": F16, "fp16": F16, "half": F16, "bfloat16": BF16, "float32": F32, "fp32": F32}
+
+
+def dtype(name: str) -> DType:
+    """The machine type called `name` (`f16`, `float16`, `bf16`, …)."""
+    found = DTYPES.get(name) or ALIASES.get(name)
+    if found is None:
+        raise FormatError(f"unknown dtype {name!r}: use one of {', '.join([*DTYPES, *ALIASES])}")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """What a low-bit code means: `weight = scale[n, k // group] * value(code)`.
+
+    Without a codebook the values are affine, `step * code + origin`; with one they are `codebook[code]`, 2**bits entries.
+    `group` runs along K (the last may be partial); -1 is one scale for the whole row. `str(f)` holds every field, and
+    `Format.parse(str(f)) == f`: a stored weight describes itself. `label` is the short name for people, `int4_g128`.
+    """
+
+    name: str
+    bits: int = 4
+    step: float = 1.0
+    origin: float = 0.0
+    codebook: tuple[float, ...] | None = None
+    group: int = 128
+    scale: DType = F16
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier():
+            raise FormatError(f"format name {self.name!r} is not an identifier: use letters, digits and underscores")
+        if self.bits not in (1, 2, 4, 8):
+            raise FormatError(f"{self.name}: bits={self.bits} is not stored yet: use 1, 2, 4 or 8")
+        if self.group != -1 and self.group <= 0:
+            raise FormatError(f"{self.name}: group={self.group} is not positive: use 32, 64, 128 …, or -1 for the whole row")
+        if self.codebook is not None:
+            object.__setattr__(self, "codebook", tuple(float(value) for value in self.codebook))
+            if len(self.codebook) != 2**self.bits:
+                raise FormatError(f"{self.name}: codebook has {len(self.codebook)} entries, {self.bits} bits need {2**self.bits}")
+        if self.scale.kind != "float":
+            raise FormatError(f"{self.name}: scale={self.scale} is not a float type: use f16, bf16 or f32")
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The value of every code, before scaling."""
+        if self.codebook is not None:
+            return self.codebook
+        return tuple(self.step * code + self.origin for code in range(2**self.bits))
+
+    @property
+    def label(self) -> str:
+        group = "row" if self.group == -1 else f"g{self.group}"
+        return f"{self.name}_{group}" + ("" if self.scale == F16 else f"_{self.scale}")
+
+    def group_in(self, k: int) -> int:
+        """Weights under one scale in a row of length k."""
+        return k if self.group == -1 else self.group
+
+    def groups(self, k: int) -> int:
+        """Scales in a row of length k; the last group may be partial."""
+        return -(-k // self.group_in(k))
+
+    def with_suffixes(self, suffixes: list[str]) -> Format:
+        """This format with the group and scale type that `['g64', 'bf16']` names."""
+        changes: dict[str, Any] = {}
+        for suffix in suffixes:
+            if suffix == "row":
+                changes["group"] = -1
+            elif suffix[:1] == "g" and suffix[1:].lstrip("-").isdigit():
+                changes["group"] = int(suffix[1:])
+                if changes["group"] <= 0:
+                    raise FormatError(f"{self.name}_{suffix}: the group must be positive: use _g64, or _row for the whole row")
+            elif suffix in DTYPES:
+                changes["scale"] = DTYPES[suffix]
+            else:
+                raise FormatError(f"{self.name}: unknown suffix _{suffix}: use _g64, _row, _f16, _bf16 or _f32")
+        return replace(self, **changes)
+
+    def __str__(self) -> str:
+        parts = []
+        for field in fields(self)[1:]:
+            value = getattr(self, field.name)
+            if value is not None:
+                parts.append(f"{field.name}={str(list(value)).replace(' ', '') if isinstance(value, tuple) else value}")
+        return f"{self.name}({','.join(parts)})"
+
+    @classmethod
+    def parse(cls, text: str) -> Format:
+        """The format that `str()` wrote. Raises `FormatError` on anything else."""
+        try:
+            call = ast.parse(text, mode="eval").body
+            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+                raise ValueError("it is not of the form name(field=value,...)")
+            known: dict[str, Any] = {}
+            for keyword in call.keywords:
+                value = DTYPES[keyword.value.id] if isinstance(keyword.value, ast.Name) else ast.literal_eval(keyword.value)
+                known[str(keyword.arg)] = tuple(value) if isinstance(value, list) else value
+            return cls(call.func.id, **known)
+        except (SyntaxError, ValueError, KeyError, TypeError) as error:
+            raise FormatError(f"cannot read the format {text!r}: {error}; write it with str(format)") from error

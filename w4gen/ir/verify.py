@@ -1,0 +1,77 @@
+"""Legality: a scheduled program against the limits of an arch. The limits are handed in; nothing here knows an arch."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from w4gen.errors import ScheduleError
+from w4gen.ir.program import Program
+from w4gen.ir.tile import Const, Convert, Dot, Input, Op, Slice, Space, Store
+from w4gen.ir.types import DType
+
+
+class Limits(Protocol):
+    """What `verify` reads off an arch."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def warp(self) -> int: ...
+    @property
+    def max_threads(self) -> int: ...
+    @property
+    def registers(self) -> int: ...
+    @property
+    def shared_bytes(self) -> int: ...
+
+
+ROLES: dict[type, tuple[set[str], ...]] = {
+    Dot: ({"w", "x"},),
+    Store: ({"acc"}, {"acc", "bias"}),
+    Convert: ({"codes"}, {"codes", "codebook"}, {"value", "scale"}, {"acc", "scale"}, {"acc", "sum", "scale"}, {"x"}),
+}
+
+
+def roles(op: Op) -> tuple[set[str], ...]:
+    """The sets of operands that an operation can take."""
+    return ROLES.get(type(op), (set(),) if isinstance(op, Const | Input) else ({"of"},))
+
+
+def bytes_of(program: Program, names: list[str]) -> int:
+    """Bytes of the tiles of machine types among `names`."""
+    total = 0
+    for name in names:
+        tile, size = program.tile(name), 1
+        for axis, extent in tile.sizes.items():
+            size *= 1 if axis in ("span", "code") else extent
+        total += size * tile.element.bits // 8 if isinstance(tile.element, DType) else 0
+    return total
+
+
+def verify(program: Program, limits: Limits, warps: int) -> Program:
+    """The program itself where it is legal. Raises `ScheduleError` that names the node, the limit and the way out."""
+    for name in program:
+        given = set(program.operands(name))
+        if given not in roles(program.op(name)):
+            raise ScheduleError(f"{name} ({program.op(name)}) has operands {sorted(given)}: it takes {roles(program.op(name))}")
+        if program.tile(name).kept and program.tile(name).space is not Space.GLOBAL:
+            raise ScheduleError(f"{name} is kept in {program.tile(name).space.value} memory: a weight's buffers are global")
+    for name in program.of(Slice):
+        for block in program.op(name).blocks:  # type: ignore[union-attr]
+            if block.size & (block.size - 1):
+                raise ScheduleError(
+                    f"{name}: block of {block.size} along {block.axis} is not a power of two, as Triton tiles are"
+                )
+    threads = warps * limits.warp
+    if threads > limits.max_threads or warps & (warps - 1):
+        raise ScheduleError(f"warps={warps} is {threads} threads; {limits.name} runs powers of two up to {limits.max_threads}")
+    live = [name for name in program.of(Slice, Dot, Convert) if program.tile(name).space is Space.REGISTER]
+    need = bytes_of(program, live) // 4 // threads
+    if need > limits.registers:
+        raise ScheduleError(
+            f"the tiles need {need} registers a thread, {limits.name} has {limits.registers}: take smaller blocks or more warps"
+        )
+    shared = bytes_of(program, [name for name in program if program.tile(name).space is Space.SHARED])
+    if shared > limits.shared_bytes:
+        raise ScheduleError(f"the tiles need {shared} bytes of shared memory, {limits.name} has {limits.shared_bytes}")
+    return program

@@ -1,0 +1,34 @@
+"""Every `W4GEN_*` environment variable: its type, its default and its sentence. Nothing else reads the environment."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from w4gen.errors import W4Error
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    name: str
+    kind: type[str] | type[int] | type[bool]
+    default: str
+    sentence: str
+
+    def read(self) -> str:
+        return os.environ.get(self.name, "").strip() or self.default
+
+    def number(self) -> int:
+        """The knob as an integer (0 and 1 for a switch)."""
+        text = self.read()
+        if not text.isdigit():
+            raise W4Error(f"{self.name}={text!r} is not a whole number: unset it or give one, as in {self.name}=1")
+        return int(text)
+
+
+CACHE = Knob("W4GEN_CACHE", str, "", "folder of kernels and tuned schedules, in place of the checkout's or the user's cache")
+DEBUG = Knob("W4GEN_DEBUG", int, "0", "what a compile tells on stderr: 1 the choice, 2 times, 3 the program, 4 the kernel")
+STRICT = Knob("W4GEN_STRICT", bool, "0", "1 makes every fallback an error")
+ARCH = Knob("W4GEN_ARCH", str, "", "arch to compile for, in place of the GPU present")
+
+ALL = (CACHE, DEBUG, STRICT, ARCH)

@@ -1,0 +1,58 @@
+"""The whole story of a compile. Read this first."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from w4gen import cache, knobs
+from w4gen.codegen.render import Kernel, render
+from w4gen.errors import ScheduleError
+from w4gen.ir.lower import lower
+from w4gen.ir.problem import Problem
+from w4gen.ir.program import Program
+from w4gen.ir.show import show
+from w4gen.ir.verify import verify
+from w4gen.schedule.arch import Arch
+from w4gen.schedule.rules import apply, pick
+from w4gen.schedule.schedule import Schedule
+
+
+def compile(problem: Problem, arch: Arch) -> Kernel:
+    """The kernel that answers `problem` on `arch`: its text, stored under its own hash. No GPU is needed.
+
+    Raises `W4Error` where there is none; every child says what was asked, the limit, and the way out.
+    """
+    start = time.perf_counter()
+    program = lower(problem)
+    schedule, scheduled = _winner(program, arch) or _picked(program, arch)
+    kernel = cache.store(render(scheduled, schedule, arch.name))
+    _tell(kernel, time.perf_counter() - start)
+    return kernel
+
+
+def _winner(program: Program, arch: Arch) -> tuple[Schedule, Program] | None:
+    """A stored winner that `verify` accepts."""
+    schedule = cache.tuned(program.problem, arch)
+    if schedule is None:
+        return None
+    try:
+        return schedule, verify(apply(program, schedule, arch), arch, schedule.warps)
+    except ScheduleError as error:
+        cache.log.warning("the tuned schedule of %s does not hold any more (%s): the rules answer", program.problem, error)
+        return None
+
+
+def _picked(program: Program, arch: Arch) -> tuple[Schedule, Program]:
+    """What the rules give."""
+    schedule = pick(program, arch)
+    return schedule, verify(apply(program, schedule, arch), arch, schedule.warps)
+
+
+def _tell(kernel: Kernel, seconds: float) -> None:
+    """W4GEN_DEBUG: 1 the choice, 2 times, 3 the program, 4 the kernel."""
+    level = knobs.DEBUG.number()
+    lines = [f"w4gen {kernel.problem}: {kernel.schedule}", f"w4gen rendered in {seconds * 1e3:.1f} ms"]
+    lines += [show(kernel.program), kernel.source]
+    for line in lines[:level]:
+        print(line, file=sys.stderr)

@@ -1,0 +1,1 @@
+"""RUN: weights, the op, launches and checks, with torch."""

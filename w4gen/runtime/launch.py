@@ -1,0 +1,80 @@
+"""From a kernel to a call: on a GPU through the cached binary, on a CPU through Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+
+from w4gen import knobs, toolchain
+from w4gen.codegen.render import Kernel
+from w4gen.errors import ShapeError
+from w4gen.runtime.dtypes import torch_dtype
+from w4gen.runtime.weight import Weight
+from w4gen.schedule.arch import ARCHES, Arch, arch, for_capability
+
+Launch: TypeAlias = Callable[..., None]
+ARGUMENTS = ("y_ptr", "x_ptr", "codes_ptr", "scale_ptr", "codebook_ptr", "bias_ptr", "m_count")
+"""The order in which a call hands over its tensors."""
+
+
+def interpreted() -> bool:
+    """Whether triton was told to run kernels on the CPU."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def arch_of(device: torch.device | None = None) -> Arch:
+    """The arch to compile for: W4GEN_ARCH, else that of the GPU, else `portable`."""
+    if knobs.ARCH.read():
+        return arch(knobs.ARCH.read())
+    if not torch.cuda.is_available() or (device is not None and device.type != "cuda"):
+        return ARCHES["portable"]
+    if torch.version.hip:
+        return ARCHES.get(torch.cuda.get_device_properties(device).gcnArchName.split(":")[0], ARCHES["gfx942"])
+    return for_capability(*torch.cuda.get_device_capability(device))
+
+
+def launcher(kernel: Kernel, device: torch.device) -> Launch:
+    """`launch(y, x, codes, scale, codebook, bias, m)`; arguments that the kernel does not take are left out of the launch."""
+    order = [ARGUMENTS.index(name) for name in kernel.arguments]
+    if interpreted():
+        run = toolchain.function(kernel)[(kernel.grid,)]
+    else:
+        with torch.cuda.device(device):
+            run = toolchain.load(kernel, arch_of(device))[(kernel.grid, 1, 1)]
+
+    def launch(*arguments: Any) -> None:
+        run(*[arguments[position] for position in order])
+
+    return launch
+
+
+def bind(kernel: Kernel) -> Callable[..., torch.Tensor]:
+    """`f(x, w, bias=None) -> y` for one kernel: x [M, K] with M in the kernel's bucket, w a Weight in the kernel's layout.
+
+    Raises `ShapeError` where they do not fit the kernel.
+    """
+    problem = kernel.problem
+    layout = kernel.program.tile("codes.stored").layout
+    launches: dict[torch.device, Launch] = {}
+
+    def call(x: torch.Tensor, w: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
+        if x.dim() != 2 or x.shape[1] != problem.k or not problem.m[0] <= x.shape[0] <= problem.m[1]:
+            raise ShapeError(f"x is {list(x.shape)}; this kernel takes [{problem.m[0]}…{problem.m[1]}, {problem.k}]")
+        if (w.format, w.n, w.k) != (problem.format, problem.n, problem.k) or (bias is not None) != problem.bias:
+            raise ShapeError(f"{w} with{'' if bias is not None else 'out'} bias does not answer the kernel's problem {problem}")
+        w = w.packed_as(layout) if layout is not None else w
+        y = torch.full((x.shape[0], problem.n), torch.nan, dtype=torch_dtype(problem.y), device=x.device)
+        launch = launches.setdefault(x.device, launcher(kernel, x.device))
+        launch(y, aligned(x), w.codes, w.scale, w.codebook, bias, x.shape[0])
+        return y
+
+    return call
+
+
+def aligned(x: torch.Tensor) -> torch.Tensor:
+    """`x` itself where it is contiguous and starts at a multiple of 16 bytes, as kernels are compiled for; else a copy."""
+    x = x.contiguous()
+    return x if x.data_ptr() % 16 == 0 else x.clone()

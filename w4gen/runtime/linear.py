@@ -1,0 +1,119 @@
+"""What people call: the function and the module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from w4gen.errors import ShapeError
+from w4gen.formats import named
+from w4gen.ir.layout import Layout
+from w4gen.ir.types import Format
+from w4gen.runtime import dtypes
+from w4gen.runtime.ops import stored_for
+from w4gen.runtime.weight import Weight
+
+
+def linear(x: torch.Tensor, w: Weight, bias: torch.Tensor | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
+    """`y[..., N] = x[..., K] · wᵀ + bias[N]`, in x's dtype (float16, bfloat16; float32 by the fallback).
+
+    Raises `ShapeError` where x, bias or out do not fit the weight. A weight that is not yet in the layout of x's device is
+    packed anew in every call: keep `stored_for(w, device)`, as `Linear` does.
+    """
+    _check(x, w.k, w.n, w.codes.device, bias, out)
+    y = _call(x, stored_for(w, x.device), bias)
+    return y if out is None else out.copy_(y)
+
+
+def _call(x: torch.Tensor, w: Weight, bias: torch.Tensor | None) -> torch.Tensor:
+    rows = x.reshape(-1, w.k)
+    if rows.shape[0] == 0:
+        return x.new_empty((*x.shape[:-1], w.n))
+    bias = bias if bias is None or bias.dtype == x.dtype else bias.to(x.dtype)
+    y = torch.ops.w4gen.linear(rows, w.codes, w.scale, w.codebook, bias, w.n, str(w.format), str(w.layout))
+    return y.reshape(*x.shape[:-1], w.n)
+
+
+def _check(
+    x: torch.Tensor, k: int, n: int, device: torch.device, bias: torch.Tensor | None, out: torch.Tensor | None = None
+) -> None:
+    if x.dim() == 0 or x.shape[-1] != k:
+        raise ShapeError(f"x has shape {list(x.shape)}; its last dimension must be K={k}, the inputs of the weight [{n}, {k}]")
+    dtypes.of(x, "x")
+    if x.device != device:
+        raise ShapeError(f"x is on {x.device}, the weight on {device}: move one to the other")
+    if bias is not None and (tuple(bias.shape) != (n,) or bias.device != device):
+        raise ShapeError(f"bias is {list(bias.shape)} on {bias.device}; the weight needs [{n}] on {device}")
+    if out is not None and (tuple(out.shape) != (*x.shape[:-1], n) or out.dtype != x.dtype or out.device != x.device):
+        raise ShapeError(f"out is {out.dtype}{list(out.shape)} on {out.device}; y is {x.dtype}{[*x.shape[:-1], n]} on {x.device}")
+
+
+class Linear(torch.nn.Module):
+    """A linear layer over a quantized weight: `y[..., N] = x[..., K] · wᵀ + bias[N]`.
+
+    Buffers: `codes` i32[words], `scale` [N, groups], `codebook` f32[2**bits] or none; the format and the layout travel in the
+    state dict beside them. Inference only.
+    """
+
+    codes: torch.Tensor
+    scale: torch.Tensor
+    codebook: torch.Tensor | None
+    bias: torch.Tensor | None
+
+    def __init__(self, weight: Weight, bias: torch.Tensor | None = None) -> None:
+        super().__init__()
+        self.in_features, self.out_features, self.format = weight.k, weight.n, weight.format
+        self.register_buffer("bias", None if bias is None else bias.detach().clone())
+        self._hold(weight)
+
+    @classmethod
+    def from_float(cls, linear: torch.nn.Linear, format: str | Format) -> Linear:
+        """Quantize an `nn.Linear` by rounding to nearest; its bias is kept as it is."""
+        return cls(Weight.from_float(linear.weight.detach(), named(format)), linear.bias)
+
+    @property
+    def weight(self) -> Weight:
+        """The weight as it is stored now."""
+        return Weight(self.format, self.out_features, self.in_features, self.layout, self.codes, self.scale, self.codebook)
+
+    def _hold(self, weight: Weight) -> None:
+        self.layout = weight.layout
+        self.register_buffer("codes", weight.codes)
+        self.register_buffer("scale", weight.scale)
+        self.register_buffer("codebook", weight.codebook)
+        self._placed: torch.device | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        _check(x, self.in_features, self.out_features, self.codes.device, self.bias)
+        if self._placed != x.device:
+            self._hold(stored_for(self.weight, x.device))
+            self._placed = x.device
+        return _call(x, self.weight, self.bias)
+
+    def get_extra_state(self) -> dict[str, str]:
+        return {"format": str(self.format), "layout": str(self.layout)}
+
+    def set_extra_state(self, state: dict[str, str]) -> None:
+        self.format, self.layout, self._placed = Format.parse(state["format"]), Layout.parse(state["layout"]), None
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Take buffers of any layout: the layout comes with them, and the next call packs for its device."""
+        for name in ("codes", "scale"):
+            given, held = state_dict.get(prefix + name), getattr(self, name)
+            if given is not None and given.shape != held.shape:
+                setattr(self, name, held.new_empty(given.shape))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Linear:
+        """Move buffers, but never change what a code, a scale or the codebook is: only the bias takes a new dtype."""
+        for name in ("codes", "scale", "codebook", "bias"):
+            held = getattr(self, name)
+            if held is not None:
+                moved = fn(held)
+                setattr(self, name, moved if name == "bias" or moved.dtype == held.dtype else held.to(moved.device))
+        return self
+
+    def extra_repr(self) -> str:
+        sizes = f"in_features={self.in_features}, out_features={self.out_features}"
+        return f"{sizes}, format={self.format.label}, bias={self.bias is not None}"

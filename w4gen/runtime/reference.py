@@ -1,0 +1,18 @@
+"""The slow truth: f64 throughout, no rounding on the way."""
+
+from __future__ import annotations
+
+import torch
+
+from w4gen.runtime.weight import Weight
+
+
+def reference(x: torch.Tensor, w: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """`y[..., N]` in f64: unrounded scale * value in f64, times x in f64, plus bias."""
+    y = x.double() @ w.dequantize(torch.float64).T
+    return y if bias is None else y + bias.double()
+
+
+def error(y: torch.Tensor, truth: torch.Tensor) -> float:
+    """Relative Frobenius error; NaN where either holds one (a poisoned output never passes)."""
+    return float((y.double() - truth).norm() / truth.norm().clamp(min=1e-300))

@@ -1,0 +1,99 @@
+"""Hardware as data: what a compile needs to know of a GPU, with no GPU present.
+
+Rates are those of one named board, from its vendor's data sheet. They only rank schedules and bound times; a floor worked
+out from them is a bound that no kernel beats on that board, not a measurement.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, replace
+
+from w4gen.errors import ArchError
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """The left operand of a matrix instruction: which lane and register holds which row (n) and column (k).
+
+    `digits` are (axis, size, place), the digits of one axis from the least significant on; place is `pair` (the two elements
+    that share a 32-bit register), `lane` or `register`.
+    """
+
+    name: str
+    digits: tuple[tuple[str, int, str], ...]
+
+    def at(self, place: str) -> list[int]:
+        """Positions of the digits at one place."""
+        return [index for index, digit in enumerate(self.digits) if digit[2] == place]
+
+
+M16K16 = Fragment("m16k16", (("k", 2, "pair"), ("k", 4, "lane"), ("k", 2, "register"), ("n", 8, "lane"), ("n", 2, "register")))
+"""The 16 x 16 left operand of mma.m16n8k16 and of wgmma (PTX ISA, matrix fragments): lane 4g+t holds rows g and g+8."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arch:
+    """A GPU architecture. Capacities are per program (shared), per thread (registers) and per GPU (the rest)."""
+
+    name: str
+    backend: str
+    target: int | str
+    board: str
+    sms: int
+    bandwidth_gbs: float
+    shared_bytes: int
+    warp: int = 32
+    max_threads: int = 1024
+    registers: int = 255
+    fragment: Fragment | None = M16K16
+    features: frozenset[str] = frozenset({"async_copy"})
+
+    def __post_init__(self) -> None:
+        if self.backend not in ("cuda", "hip"):
+            raise ArchError(f"{self.name}: backend {self.backend!r} is not one that Triton compiles for: use cuda or hip")
+        for field in ("sms", "bandwidth_gbs", "shared_bytes", "warp", "max_threads", "registers"):
+            if getattr(self, field) <= 0:
+                raise ArchError(f"{self.name}: {field}={getattr(self, field)} is not positive")
+        if self.max_threads % self.warp:
+            raise ArchError(f"{self.name}: {self.max_threads} threads are not whole warps of {self.warp}")
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.board}: {self.sms} SMs, {self.bandwidth_gbs:g} GB/s)"
+
+
+HOPPER = frozenset({"async_copy", "wgmma", "dependent_launch", "cluster"})
+BLACKWELL = frozenset({"async_copy", "dependent_launch", "cluster"})
+SM_80 = Arch("sm_80", "cuda", 80, "A100 SXM 80 GB", 108, 2039, 163 * 1024)
+
+ARCHES = {
+    arch.name: arch
+    for arch in (
+        replace(SM_80, name="portable"),
+        SM_80,
+        Arch("sm_86", "cuda", 86, "RTX 3090", 82, 936, 99 * 1024),
+        Arch("sm_89", "cuda", 89, "RTX 4090", 128, 1008, 99 * 1024),
+        Arch("sm_90", "cuda", 90, "H200 SXM", 132, 4800, 227 * 1024, features=HOPPER),
+        Arch("sm_100", "cuda", 100, "B200", 148, 8000, 227 * 1024, features=BLACKWELL),
+        Arch("sm_120", "cuda", 120, "RTX 5090", 170, 1792, 99 * 1024, features=BLACKWELL),
+        Arch(
+            "gfx942", "hip", "gfx942", "MI300X", 304, 5300, 64 * 1024, warp=64, registers=512, fragment=None, features=frozenset()
+        ),
+    )
+}
+
+
+def arch(name: str) -> Arch:
+    """The arch called `name`. Raises `ArchError` with the nearest name."""
+    if name in ARCHES:
+        return ARCHES[name]
+    nearest = (difflib.get_close_matches(name, ARCHES, n=1, cutoff=0) or ["portable"])[0]
+    raise ArchError(f"unknown arch {name!r}: the nearest is {nearest}; known are {', '.join(ARCHES)}")
+
+
+def for_capability(major: int, minor: int) -> Arch:
+    """The arch of a CUDA device, or the closest older one of its family; `portable` where there is none."""
+    exact = f"sm_{major}{minor}"
+    older = [a for a in ARCHES.values() if a.backend == "cuda" and isinstance(a.target, int) and a.target // 10 == major]
+    fits = [a for a in older if a.name != "portable" and int(str(a.target)) <= 10 * major + minor]
+    return ARCHES.get(exact) or (max(fits, key=lambda a: int(str(a.target))) if fits else ARCHES["portable"])

@@ -1,0 +1,139 @@
+"""What is chosen, and why: buckets of M, stored layouts, schedules. Nothing here times anything."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from w4gen.errors import ScheduleError
+from w4gen.ir.decode import Decode, decode, decode_as_subnormal
+from w4gen.ir.layout import QUAD, Digit, Layout, rows
+from w4gen.ir.problem import Problem
+from w4gen.ir.program import Program
+from w4gen.ir.tile import Space
+from w4gen.ir.types import F16, F32, Format
+from w4gen.schedule import rewrite
+from w4gen.schedule.arch import Arch, Fragment
+from w4gen.schedule.schedule import Schedule
+
+BUCKETS = ((1, 1), (2, 16))
+"""Ranges of M that share one kernel; above the last the portable kernels of this version do not go."""
+
+WASTE = 0.05
+"""The share of padding in a row above which a layout with a smaller granule is taken."""
+
+
+def bucket(m: int) -> tuple[int, int]:
+    """The range of M that `m` falls in; (m, m) above the last bucket."""
+    return next((each for each in BUCKETS if each[0] <= m <= each[1]), (m, m))
+
+
+def layout_for(format: Format, arch: Arch, n: int, k: int, template: str = "gemv") -> Layout:
+    """The stored order of the codes.
+
+    gemv reads rows in which 16 consecutive k, one k-step of a matrix instruction, share a code position of 16 consecutive
+    words: x is then read in contiguous pieces and every code lies under one scale. Fewer where 16 would pad a row too much.
+    gemm reads the fragment order of the arch: each lane's part of a matrix instruction's left operand is 16 bytes.
+    """
+    if template != "gemv" and arch.fragment is not None and format.bits == 4:
+        return fragment_order(format, arch.fragment, n, k)
+    candidates = [rows(n, k, format.bits, run) for run in (16, 8, 4, 1)]
+    return next((each for each in candidates if each.size("k") - k <= WASTE * k), candidates[-1])
+
+
+def fragment_order(format: Format, fragment: Fragment, n: int, k: int) -> Layout:
+    """Fragments of 4-bit codes, stored as lanes read them: a word is one lane's part of a fragment; four along k are 16 bytes.
+
+    Inside a word the two codes of a pair sit half a word apart, so that one mask takes both.
+    """
+    places: dict[int, int] = {}
+    stride = format.bits
+    for index in sorted(fragment.at("register"), key=lambda i: fragment.digits[i][0] != "n") + fragment.at("pair"):
+        places[index], stride = stride, stride * fragment.digits[index][1]
+    vector, stride = stride, stride * 4
+    for index in fragment.at("lane"):
+        places[index], stride = stride, stride * fragment.digits[index][1]
+    digits = [Digit(axis, size, places[index]) for index, (axis, size, _) in enumerate(fragment.digits)]
+    tall, wide = 16, 16 * 4
+    blocks = {"n": -(-n // tall), "k": -(-k // wide)}
+    digits += [Digit("k", 4, vector), Digit("k", blocks["k"], stride), Digit("n", blocks["n"], stride * blocks["k"])]
+    return Layout(tuple(sorted(digits, key=lambda digit: digit.axis != "n")), format.bits)
+
+
+def pick(program: Program, arch: Arch) -> Schedule:
+    """The schedule that the rules give. For M above the gemv buckets: the gemm tiling, for which no template exists yet."""
+    problem = program.problem
+    if problem.m[1] > BUCKETS[-1][1]:
+        return Schedule(template="gemm", block_m=16, block_n=16, block_k=64, unit="mma", scale_at="weight")
+    layout = problem.layout or layout_for(problem.format, arch, problem.n, problem.k)
+    chosen = _lanes(problem, layout, arch) if problem.m == (1, 1) else _mma(problem, layout)
+    if rewrite.spans(layout, rewrite.padded_group(problem, layout), _words(chosen, layout)) is None:
+        return replace(chosen, scale_at="weight", zero_at="weight")
+    return chosen
+
+
+def _lanes(problem: Problem, layout: Layout, arch: Arch) -> Schedule:
+    """One row of x: every thread multiplies whole quads of words. Seen best on an H200 over four shapes (docs/kernels.md).
+
+    Two warps a program, walking 2048 k a step, and as many rows as leave enough programs; more lanes where rows are few and long.
+    An f16 x can carry the powers of two that make the shortest decoding; bf16 cannot.
+    """
+    warps = 4 if problem.n < 8192 and problem.k >= 4096 else 2
+    block_n = 8 if problem.n >= 8192 else 4 if problem.n >= 4096 else 2 if problem.n > 512 else 1
+    short = problem.x == F16 and problem.format.codebook is None and problem.format.step == 1
+    block_k = warps * arch.warp * QUAD * layout.per_unit
+    zero_at = "accumulator" if short else "weight"
+    return Schedule(template="gemv", block_n=block_n, block_k=block_k, warps=warps, zero_at=zero_at)
+
+
+def _mma(problem: Problem, layout: Layout) -> Schedule:
+    """2 to 16 rows: one k-step of the matrix instruction per code position, x on the left."""
+    return Schedule(template="gemv", block_m=16, block_n=32, block_k=16 * layout.per_unit, unit="mma", stages=2)
+
+
+def _words(schedule: Schedule, layout: Layout) -> int:
+    """Neighbouring words whose products are summed before the scale."""
+    return QUAD if schedule.unit == "lanes" else schedule.block_k // layout.per_unit
+
+
+def apply(program: Program, schedule: Schedule, arch: Arch) -> Program:
+    """The logical program with every choice of the schedule made concrete: slice, pad, map, convert.
+
+    Raises `ScheduleError` where a choice is not legal for the problem.
+    """
+    problem = program.problem
+    layout = problem.layout or layout_for(problem.format, arch, problem.n, problem.k, schedule.template)
+    if layout.size("n") < problem.n or layout.size("k") < problem.k or layout.bits != problem.format.bits:
+        raise ScheduleError(f"layout {layout} does not hold {problem.format.label} codes [{problem.n}, {problem.k}]: pack again")
+    lanes, on_sums = schedule.unit == "lanes", schedule.scale_at == "accumulator"
+    how = _decode(problem, schedule, layout)
+    program = rewrite.convert(rewrite.pack(program, layout), how, F32 if lanes else problem.x, Space(schedule.convert_at))
+    if schedule.convert_at == "global":
+        return program
+    if layout.row_units() is None:
+        return rewrite.tile(program, schedule.unit, schedule.block_n, schedule.block_m, k=schedule.block_k)
+    granule = layout.per_unit * (QUAD if lanes else 1)
+    if schedule.block_k % granule:
+        raise ScheduleError(f"block_k={schedule.block_k} is not a multiple of {granule}, the codes that a load brings: use one")
+    group = rewrite.padded_group(problem, layout)
+    spans = rewrite.spans(layout, group, _words(schedule, layout)) if on_sums else 1
+    if spans is None:
+        raise ScheduleError(
+            f"scale_at=accumulator needs each sum under one scale; group {group} and block_k={schedule.block_k} mix scales: "
+            "take scale_at=weight, or a block_k that divides the group"
+        )
+    program = rewrite.split(program, layout, spans)
+    program = rewrite.fold(program, QUAD) if lanes else program
+    program = rewrite.place_scale(program, schedule.unit, schedule.scale_at, how.left_out)
+    along = {"lane" if lanes else "word": schedule.block_k // granule}
+    return rewrite.tile(program, schedule.unit, schedule.block_n, schedule.block_m, **along)
+
+
+def _decode(problem: Problem, schedule: Schedule, layout: Layout) -> Decode:
+    """The word operations that the schedule's choices allow."""
+    lanes, on_sums = schedule.unit == "lanes", schedule.scale_at == "accumulator"
+    if schedule.zero_at == "accumulator":
+        if not (lanes and on_sums and problem.x == F16):
+            raise ScheduleError("zero_at=accumulator needs unit=lanes, scale_at=accumulator and x in f16: take zero_at=weight")
+        return decode_as_subnormal(problem.format, layout.per_unit)
+    # a weight that is scaled before it is multiplied is decoded in f32, so that it is rounded once
+    return decode(problem.format, F32 if lanes or not on_sums else problem.x, layout.per_unit)

@@ -1,0 +1,62 @@
+"""A schedule: every choice that turns a logical program into the program of a kernel, flat and printable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from w4gen.errors import ScheduleError
+
+IN_PROGRAM = ("template", "block_m", "block_n", "block_k", "unit", "scale_at", "zero_at", "convert_at")
+"""The choices that applying a schedule writes into the program; the others a template must read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """How one piece is computed.
+
+    block_n, block_k: outputs and k per program and step · split_k: programs that share a k range · warps, stages: as Triton
+    counts them · unit: lanes (multiply-add) or mma · scale_at, zero_at: weight or accumulator · convert_at: register, shared,
+    global.
+    """
+
+    template: str
+    block_m: int = 1
+    block_n: int = 1
+    block_k: int = 128
+    unit: str = "lanes"
+    scale_at: str = "accumulator"
+    zero_at: str = "weight"
+    convert_at: str = "register"
+    split_k: int = 1
+    warps: int = 4
+    stages: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("block_m", "block_n", "block_k", "split_k", "warps", "stages"):
+            if getattr(self, name) < 1:
+                raise ScheduleError(f"{name}={getattr(self, name)} is not positive")
+        for name, allowed in (
+            ("unit", ("lanes", "mma")),
+            ("scale_at", ("weight", "accumulator")),
+            ("zero_at", ("weight", "accumulator")),
+            ("convert_at", ("register", "shared", "global")),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ScheduleError(f"{name}={getattr(self, name)!r}: use one of {', '.join(allowed)}")
+
+    def __str__(self) -> str:
+        return " ".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))
+
+    @classmethod
+    def parse(cls, text: str) -> Schedule:
+        """The schedule that `str()` wrote; fields left out take their defaults. Raises `ScheduleError` on anything else."""
+        kinds = {field.name: field.type for field in fields(cls)}
+        known = {}
+        for part in text.split():
+            name, _, value = part.partition("=")
+            if name not in kinds or (kinds[name] == "int" and not value.isdigit()):
+                raise ScheduleError(f"cannot read {part!r} of a schedule: give name=value with names {', '.join(kinds)}")
+            known[name] = int(value) if kinds[name] == "int" else value
+        if "template" not in known:
+            raise ScheduleError(f"the schedule {text!r} names no template: add template=gemv")
+        return cls(**known)  # type: ignore[arg-type]

@@ -1,0 +1,175 @@
+"""Text to binary with no GPU: Triton's compilers, and the facts read off what they make. Imports triton, never torch.
+
+`triton.compile` takes a target instead of a device; the binary and Triton's own metadata are kept in w4gen's cache, and a
+`CompiledKernel` is put together from them again, so a warm start compiles nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import linecache
+import os
+import re
+import subprocess
+import tempfile
+import types
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from w4gen import cache
+from w4gen.codegen.render import Kernel
+from w4gen.codegen.tl import pointer
+from w4gen.errors import ToolchainError
+from w4gen.ir.tile import Input
+from w4gen.schedule.arch import Arch
+
+TYPES = {"f16": "*fp16", "bf16": "*bf16", "f32": "*fp32", "i32": "*i32"}
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """A compiled kernel: where its files are, and what it needs of the hardware (bytes per program, counts per thread)."""
+
+    files: dict[str, Path]
+    registers: int
+    spills: int
+    shared_bytes: int
+    cached: bool
+
+    def text(self, kind: str) -> str:
+        """`ptx`, `sass` or another text form. Raises `ToolchainError` where the target has none."""
+        if kind == "sass" and "cubin" in self.files:
+            return disassemble(self.files["cubin"])
+        if kind not in self.files:
+            raise ToolchainError(f"no {kind} for this target: it has {', '.join(self.files)}")
+        return self.files[kind].read_text()
+
+
+def version() -> str:
+    """The installed Triton's version. Raises `ToolchainError` where there is none."""
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise ToolchainError("triton is not installed: pip install 'triton>=3.6' (Linux only)") from error
+
+
+def module(source: str, name: str) -> types.ModuleType:
+    """The module that `source` is; its lines are registered, as Triton reads the text of its functions."""
+    filename = f"<{name} {cache.address(source)[:12]}>"
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    made = types.ModuleType(name)
+    made.__file__ = filename
+    exec(compile(source, filename, "exec"), made.__dict__)
+    return made
+
+
+def function(kernel: Kernel) -> Any:
+    """The Triton function of a kernel, under whichever mode (compiler, interpreter) triton was imported in."""
+    return getattr(module(kernel.source, kernel.name), kernel.name)
+
+
+def build(kernel: Kernel, arch: Arch) -> Binary:
+    """Compile for `arch`, or find it compiled. Raises `ToolchainError` with the compiler's first line."""
+    key = cache.address(kernel.source, str(arch.target), version(), _assembler(), _options(kernel))
+    found = cache.find(kernel.source, key)
+    if found is None:
+        with cache.lock(kernel.source, key):
+            found = cache.find(kernel.source, key)
+            if found is None:
+                return _binary(cache.publish(kernel.source, key, _compile(kernel, arch)), cached=False)
+    return _binary(found, cached=True)
+
+
+def load(kernel: Kernel, arch: Arch) -> Any:
+    """A launchable `triton.compiler.CompiledKernel`, from the cache where it is there."""
+    from triton.compiler.compiler import CompiledKernel
+
+    binary = build(kernel, arch)
+    group = {f"{kernel.name}.{kind}": str(path) for kind, path in binary.files.items() if kind in ("json", "cubin", "hsaco")}
+    return CompiledKernel(_source(kernel), group, cache.address(kernel.source))
+
+
+def _source(kernel: Kernel) -> Any:
+    from triton.compiler import ASTSource
+
+    signature, aligned = {"m_count": "i32"}, {}
+    program = kernel.program
+    for name in (*program.kept, *program.of(Input), "y"):
+        signature[pointer(program, name)] = TYPES[program.tile(name).element.name]
+    for position, argument in enumerate(kernel.arguments):
+        if argument != "m_count":
+            aligned[(position,)] = [["tt.divisibility", 16]]
+    return ASTSource(function(kernel), {name: signature[name] for name in kernel.arguments}, {}, aligned)
+
+
+def _compile(kernel: Kernel, arch: Arch) -> dict[str, bytes]:
+    """The files of a binary: Triton's metadata, the binary, its text, and `facts.json`."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        raise ToolchainError("nothing can be compiled under TRITON_INTERPRET=1: unset it, or ask in another process")
+    target = GPUTarget(arch.backend, arch.target, arch.warp)
+    try:
+        made = triton.compile(_source(kernel), target=target, options=json.loads(_options(kernel)))
+    except Exception as error:  # whatever a compiler pass raises is one failure of this kernel, named to the user
+        raise ToolchainError(f"{kernel.name} for {arch.name}: {str(error).strip().splitlines()[-1]}") from error
+    binary, text = ("cubin", "ptx") if arch.backend == "cuda" else ("hsaco", "amdgcn")
+    path = next(path for name, path in made.metadata_group.items() if name.endswith(".json"))
+    files = {"json": Path(path).read_bytes(), binary: made.asm[binary], text: made.asm[text].encode()}
+    usage = _cuda_usage(files["cubin"]) if binary == "cubin" else _hip_usage(made.asm[text])
+    return {**files, "facts": json.dumps({**usage, "shared_bytes": made.metadata.shared}).encode()}
+
+
+def _binary(files: dict[str, Path], cached: bool) -> Binary:
+    return Binary(files, **json.loads(files["facts"].read_text()), cached=cached)
+
+
+def _options(kernel: Kernel) -> str:
+    return json.dumps({"num_warps": kernel.schedule.warps, "num_stages": kernel.schedule.stages})
+
+
+def _tool(name: str) -> str:
+    import triton
+
+    path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
+    if not path.exists():
+        raise ToolchainError(f"{name} is not in the triton package: install triton's CUDA build to look into kernels")
+    return str(path)
+
+
+def _assembler() -> str:
+    """What tells one assembler from another: Triton ships ptxas, so its version does, unless the user names one."""
+    return os.environ.get("TRITON_PTXAS_PATH", "")
+
+
+def _run(tool: str, *arguments: str) -> str:
+    done = subprocess.run([_tool(tool), *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ToolchainError(f"{tool} failed: {(done.stderr or done.stdout).strip().splitlines()[0]}")
+    return done.stdout
+
+
+def disassemble(cubin: Path) -> str:
+    """SASS of a cubin."""
+    return _run("nvdisasm", "-c", str(cubin))
+
+
+def _cuda_usage(cubin: bytes) -> dict[str, int]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(cubin)
+        found = re.search(r"REG:(\d+)\s+STACK:(\d+)", _run("cuobjdump", "-res-usage", str(path)))
+        spills = len(re.findall(r"\b(?:LDL|STL)\b", disassemble(path)))
+    if found is None:
+        raise ToolchainError("cuobjdump printed no resource usage: this triton's tools are not the ones w4gen knows")
+    return {"registers": int(found[1]), "spills": spills}
+
+
+def _hip_usage(text: str) -> dict[str, int]:
+    def number(field: str) -> int:
+        return max((int(value) for value in re.findall(rf"\.{field}:\s+(\d+)", text)), default=0)
+
+    return {"registers": number("vgpr_count"), "spills": number("vgpr_spill_count") + number("sgpr_spill_count")}
