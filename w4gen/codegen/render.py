@@ -191,7 +191,7 @@ def render(program: Program, schedule: Schedule, arch: str, folder: Path | None 
     printer.schedule.warps, printer.schedule.stages  # noqa: B018  the launch reads these
     try:
         template = environment(folder or paths.templates()).get_template(name)
-        source = template.render(
+        text = template.render(
             header=_header(problem, schedule, arch),
             facts=_facts(program, schedule),
             problem=problem,
@@ -205,6 +205,7 @@ def render(program: Program, schedule: Schedule, arch: str, folder: Path | None 
     except jinja2.TemplateError as error:
         raise TemplateError(f"{name}: {error}") from error
     printer.settle(name)
+    source = re.sub(r"(?m)^ +\n", "", text)  # a call that prints nothing leaves its indentation
     return _kernel(source, program, schedule)
 
 
