@@ -64,7 +64,7 @@ class Printer:
         self.spans = program.tile("part").sizes.get("span", 1)
 
     def calls(self) -> dict[str, Any]:
-        names = ("constants", "load", "decode", "zeros", "dot", "scale", "reduce", "store")
+        names = ("constants", "magic", "load", "decode", "zeros", "dot", "scale", "reduce", "store")
         return {name: getattr(self, name) for name in names}
 
     def constants(self) -> str:
@@ -84,6 +84,10 @@ class Printer:
             ("CODES", self.program.tile("w.codes").sizes["code"], "codes of a stretch"),
         ]
         return "\n".join(f"{name} = tl.constexpr({value})  # {why}" for name, value, why in rows)
+
+    def magic(self) -> str:
+        """A constant that decoding needs in a register."""
+        return "\n".join(tl.magic(self.program))
 
     def load(self, operand: str, extra: str = "") -> str:
         """Bring one block of `w`, `x`, `scale` or `codebook` to registers; `extra` goes into the load as it is."""

@@ -136,24 +136,26 @@ def _strides(tile: Tile) -> dict[str, int]:
 
 
 def low_bit(how: d.Decode) -> str:
-    """The bit at which a code stands when it is decoded, as text; "" where it is bit 0."""
-    bits = next(op.mask.log2 for op in how.value if isinstance(op, d.And))
-    if how.every == 1 or not bits:
+    """The bit at which a code stands when it is decoded, as text; "" where it is always bit 0."""
+    every, step = how.shift.every, how.shift.step
+    if every == 1:
         return ""
-    return f"code * {bits}" if how.every == how.per_unit else f"code % {how.every} * {bits}"
+    if every >= how.per_unit:
+        return f"code * {how.bits}"
+    return f"code % {every} * {how.bits}" if step == every * how.bits else f"code * {how.bits} - code // {every} * {step}"
 
 
 def expression(op: d.Op, text: str, low: str) -> str:
     """One word operation applied to `text`; the code stands at bit `low` of it."""
     match op:
-        case d.Shift(run, bits):
-            return f"{text} >> code // {run} * {run * bits}" if run > 1 else f"{text} >> code * {bits}"
+        case d.Shift(every, step):
+            return f"{text} >> code // {every} * {step}" if every > 1 else f"{text} >> code * {step}"
         case d.Narrow():
             return f"({text}).to(tl.int16)"
         case d.And(mask):
             return f"({text} & (0x{int(mask.factor):X} << {low}))" if low else f"({text} & 0x{int(mask.value(0)):X})"
         case d.Or(bits):
-            return f"({text} | 0x{bits:X})"
+            return f"({text} | {'magic' if bits > 0xFFFF else f'0x{bits:X}'})"
         case d.Bitcast(dtype):
             return f"{text}.to({TYPES[dtype.name]}, bitcast=True)"
         case d.Fma(times, plus) if low:
@@ -164,6 +166,14 @@ def expression(op: d.Op, text: str, low: str) -> str:
             return f"{scaled} + {plus.value(0)!r}".replace("+ -", "- ")
         case d.Lookup(dtype):
             return f"look_up(codebook_tile, {bare(text)})" + ("" if dtype.name == "f32" else f".to({TYPES[dtype.name]})")
+
+
+def magic(program: Program) -> list[str]:
+    """The exponent bits that 32-bit codes are or-ed with, as a value that ptxas does not know: then and + or are one LOP3."""
+    bits = [op.bits for op in _decoding(program).value if isinstance(op, d.Or) and op.bits > 0xFFFF]
+    return [
+        f"magic = 0x{each:X} + tl.num_programs(2) - 1  # {each:#x}, hidden from ptxas: and + or stay one LOP3" for each in bits
+    ]
 
 
 def bare(text: str) -> str:

@@ -4,8 +4,8 @@ Affine codes use the exponent-bias trick: a code of b bits, or-ed into the low m
 2**mantissa + code; one multiply-add removes the bias exactly. Codebooks are looked up. `codegen` prints the operations,
 `run` executes them in NumPy, so that every code of every format is checked for the operations a kernel issues.
 
-`code` is the position of an element in its word; up to `every` neighbours are decoded where they stand, without a shift,
-and `p = code % every` is their place among these.
+`code` is the position of an element in its word. Up to `every` neighbours are decoded where they stand: the word is shifted
+down by `step` bits for each `every` codes before, which leaves the code at bit `low`.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from w4gen.ir.types import F32, DType, Format
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """The constant `base + factor * 2**(log2 * p)`: exact, one per place."""
+    """The constant `base + factor * 2**(log2 * low)`: exact, one for each bit that a code can stand at."""
 
     base: float
     factor: float
     log2: int
 
-    def value(self, p: int) -> float:
-        return self.base + self.factor * 2.0 ** (self.log2 * p)
+    def value(self, low: int) -> float:
+        return self.base + self.factor * 2.0 ** (self.log2 * low)
 
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """Bring `every` codes of `bits` bits down to bit 0: `word >> code // every * every * bits`."""
+    """Bring `every` codes at a time down: `word >> code // every * step`."""
 
     every: int
-    bits: int
+    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,68 +86,82 @@ class Decode:
     """
 
     per_unit: int
-    every: int
+    bits: int
+    shift: Shift
     field: tuple[Op, ...]
     value: tuple[Op, ...]
     dtype: DType
     left_out: float = 0.0
     power: int = 0
 
+    def low(self, code: int) -> int:
+        """The bit at which a code stands when it is decoded."""
+        return code * self.bits - code // self.shift.every * self.shift.step
+
+
+def shift_for(bits: int, per_unit: int, room: int) -> Shift:
+    """The coarsest shift that leaves every code whole inside the low `room` bits."""
+    every = min(per_unit, room // bits)
+    moves = -(-per_unit // every) - 1
+    step = bits * -(-(per_unit * bits - room) // (moves * bits)) if moves else 0
+    return Shift(every, step)
+
 
 def decode(format: Format, dtype: DType, per_unit: int) -> Decode:
     """The operations for `format` in words of `per_unit` codes, with values in `dtype` (f16, bf16 or f32)."""
     bits, mask = format.bits, 2**format.bits - 1
     if format.codebook is not None:
-        return Decode(per_unit, 1, (Shift(1, bits),), (And(At(mask, 0, 0)), Lookup(dtype)), dtype)
+        each = Shift(1, bits)
+        return Decode(per_unit, bits, each, (each,), (And(At(mask, 0, 0)), Lookup(dtype)), dtype)
     if bits > dtype.mantissa:
         raise FormatError(
             f"{format.label}: {bits}-bit codes do not fit the {dtype.mantissa} mantissa bits of {dtype}: use f16 or f32"
         )
-    every = max(run for run in range(1, per_unit + 1) if per_unit % run == 0 and run * bits <= dtype.mantissa)
+    shift = shift_for(bits, per_unit, dtype.mantissa)
+    field: tuple[Op, ...] = (shift,) if shift.step else ()
     bias = 2.0**dtype.mantissa
-    narrow: tuple[Op, ...] = (Narrow(),) if dtype.bits == 16 else ()
-    shift: tuple[Op, ...] = (Shift(every, bits),) if every < per_unit else ()
     exponent = (2 ** (dtype.bits - dtype.mantissa - 2) - 1 + dtype.mantissa) << dtype.mantissa
     value = (
-        And(At(0, mask, bits)),
+        And(At(0, mask, 1)),
         Or(exponent),
         Bitcast(dtype),
-        Fma(At(0, format.step, -bits), At(format.origin, -bias * format.step, -bits)),
+        Fma(At(0, format.step, -1), At(format.origin, -bias * format.step, -1)),
     )
-    return Decode(per_unit, every, shift + narrow, value, dtype)
+    return Decode(per_unit, bits, shift, field + ((Narrow(),) if dtype.bits == 16 else ()), value, dtype)
 
 
 def decode_as_subnormal(format: Format, per_unit: int) -> Decode:
-    """The fewest operations: a masked code, read as the bits of an f32, *is* the subnormal code * 2**(bit - 149), exactly.
+    """The fewest operations: a masked code, read as the bits of an f32, *is* the subnormal code * 2**(low - 149), exactly.
 
-    Affine formats only; their origin is left out. x is to carry 2**(85 - bit), which needs |x| < 2**42: true of f16, not of bf16.
+    Affine formats only; their origin is left out. x is to carry 2**(85 - low), which needs |x| < 2**42: true of f16, not of bf16.
     """
-    bits, mask = format.bits, 2**format.bits - 1
+    bits = format.bits
     if format.codebook is not None or format.step != 1.0:
         raise FormatError(f"{format.label}: only codes that step by 1 are read as subnormals; leave the zero on the weight")
-    every = max(run for run in range(1, per_unit + 1) if per_unit % run == 0 and run * bits <= 23)
-    shift: tuple[Op, ...] = (Shift(every, bits),) if every < per_unit else ()
-    return Decode(per_unit, every, shift, (And(At(0, mask, bits)), Bitcast(F32)), F32, left_out=format.origin, power=64)
+    shift = shift_for(bits, per_unit, F32.mantissa)
+    value = (And(At(0, 2**bits - 1, 1)), Bitcast(F32))
+    field: tuple[Op, ...] = (shift,) if shift.step else ()
+    return Decode(per_unit, bits, shift, field, value, F32, left_out=format.origin, power=64)
 
 
-def run(ops: tuple[Op, ...], word: Any, code: int, every: int, codebook: Any = None) -> Any:
-    """Execute operations on an integer array in NumPy; bf16 stands as f32 with its bits."""
-    p, value = code % every, word
-    for op in ops:
+def run(how: Decode, word: Any, code: int, codebook: Any = None) -> Any:
+    """Decode element `code` of an i32 array of words in NumPy; bf16 stands as f32 with its bits."""
+    low, value = how.low(code), word
+    for op in how.field + how.value:
         match op:
             case Shift():
-                value = value >> (code // op.every * op.every * op.bits)
+                value = value >> (code // op.every * op.step)
             case Narrow():
                 value = value.astype(np.int16)
             case And():
-                value = value & int(op.mask.value(p))
+                value = value & int(op.mask.value(low))
             case Or():
                 value = value | value.dtype.type(op.bits)
             case Bitcast():
                 wide = (value.astype(np.int32) << 16).view(np.float32) if op.dtype.name == "bf16" else None
                 value = value.view({"f16": np.float16, "f32": np.float32}[op.dtype.name]) if wide is None else wide
             case Fma():
-                value = value * value.dtype.type(op.times.value(p)) + value.dtype.type(op.plus.value(p))
+                value = value * value.dtype.type(op.times.value(low)) + value.dtype.type(op.plus.value(low))
             case Lookup():
                 value = codebook[value]
     return value

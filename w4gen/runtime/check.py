@@ -24,7 +24,7 @@ from w4gen.runtime.reference import error, reference
 from w4gen.runtime.timer import copies_for, time_calls
 from w4gen.runtime.weight import Weight
 
-OUTPUTS = 64
+OUTPUTS = 32
 """Outputs that the interpreter computes at least, in whole programs."""
 
 CALLS = 3
@@ -113,13 +113,21 @@ def _time(kernel: Kernel) -> float:
 
 
 def main(path: str) -> int:
-    """Check the rendered file at `path`; print what was found; 0 where it holds, 1 where it is wrong."""
+    """Check the rendered file at `path` (`-`: standard input); print what was found; 0 where it holds, 1 where it is wrong."""
+    source = sys.stdin.read() if path == "-" else Path(path).read_text()
     if not torch.cuda.is_available() and not interpreted():
-        return subprocess.run([sys.executable, path], env={**os.environ, "TRITON_INTERPRET": "1"}, check=False).returncode
+        command = [sys.executable, "-m", "w4gen.runtime.check", "-"]
+        return subprocess.run(
+            command, input=source, env={**os.environ, "TRITON_INTERPRET": "1"}, text=True, check=False
+        ).returncode
     try:
-        report = check(read(Path(path).read_text()))
+        report = check(read(source))
     except W4Error as error:
         print(f"w4gen: {error}", file=sys.stderr)
         return 2
     print(report)
     return 0 if report.passed else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(*sys.argv[1:]))

@@ -74,11 +74,15 @@ def pick(program: Program, arch: Arch) -> Schedule:
 def _lanes(problem: Problem, layout: Layout, arch: Arch) -> Schedule:
     """One row of x: every thread multiplies whole quads of words. Seen best on an H200 over four shapes (docs/kernels.md).
 
-    Two warps a program, walking 2048 k a step, and as many rows as leave enough programs; more lanes where rows are few and long.
-    An f16 x can carry the powers of two that make the shortest decoding; bf16 cannot.
+    As many rows a program as leave enough programs, and two warps; four where rows are few and long. A codebook is looked up
+    through the registers of one warp. An f16 x can carry the powers of two that make the shortest decoding; bf16 cannot.
     """
-    warps = 4 if problem.n < 8192 and problem.k >= 4096 else 2
-    block_n = 8 if problem.n >= 8192 else 4 if problem.n >= 4096 else 2 if problem.n > 512 else 1
+    n, k = problem.n, problem.k
+    if problem.format.codebook is not None:
+        warps, block_n = 1, 4 if n >= 8192 else 2
+    else:
+        warps = 4 if n < 8192 and k >= 8192 else 2
+        block_n = 8 if n >= 8192 else 4 if n >= 4096 else 2 if n > 512 else 1
     short = problem.x == F16 and problem.format.codebook is None and problem.format.step == 1
     block_k = warps * arch.warp * QUAD * layout.per_unit
     zero_at = "accumulator" if short else "weight"
@@ -87,7 +91,8 @@ def _lanes(problem: Problem, layout: Layout, arch: Arch) -> Schedule:
 
 def _mma(problem: Problem, layout: Layout) -> Schedule:
     """2 to 16 rows: one k-step of the matrix instruction per code position, x on the left."""
-    return Schedule(template="gemv", block_m=16, block_n=32, block_k=16 * layout.per_unit, unit="mma", stages=2)
+    block_n = 128 if problem.n >= 16384 else 64 if problem.n >= 8192 else 32
+    return Schedule(template="gemv", block_m=16, block_n=block_n, block_k=16 * layout.per_unit, unit="mma", stages=3)
 
 
 def _words(schedule: Schedule, layout: Layout) -> int:

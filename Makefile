@@ -1,0 +1,47 @@
+# Two commands for a newcomer: `make demo` and `make test`. Both make a virtual environment in .venv first.
+#
+# TORCH is what pip is asked for. A small CPU build is enough here; where pip's default index would bring a CUDA build, use
+#   make demo TORCH='torch --index-url https://download.pytorch.org/whl/cpu'
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+TRITON ?= triton==3.6.0
+VENV ?= .venv
+BIN = $(VENV)/bin
+WORKERS ?= 2
+TYPED = w4gen/errors.py w4gen/knobs.py w4gen/paths.py w4gen/formats.py w4gen/ir w4gen/schedule w4gen/codegen \
+        w4gen/cache.py w4gen/pipeline.py w4gen/toolchain.py
+
+.PHONY: demo test check golden compile-all bench bench-docs
+
+demo: $(VENV)/installed
+	$(BIN)/w4gen compile --shape 1x1536x256
+
+test: $(VENV)/installed
+	$(BIN)/pytest -n $(WORKERS) --ignore tests/cpu -m "not gpu and not slow"
+	TRITON_INTERPRET=1 $(BIN)/pytest -n $(WORKERS) tests/cpu
+
+check: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(TYPED)
+	$(BIN)/pytest tests/test_floors.py
+
+golden: $(VENV)/installed
+	$(BIN)/python tests/golden/make.py
+
+compile-all: $(VENV)/installed
+	$(BIN)/pytest -n $(WORKERS) tests/compile
+
+bench:
+	$(PYTHON) -m w4gen.bench.compare --out docs/results/gemv-h200.json
+
+bench-docs: $(VENV)/installed
+	$(BIN)/python -m w4gen.bench.report
+
+# torch goes first and by name, so that pip does not pick another build for the sake of a dependency.
+$(VENV)/installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet $(TORCH)
+	$(BIN)/pip install --quiet $(TRITON) --editable '.[dev]'
+	touch $@

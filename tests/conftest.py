@@ -1,0 +1,39 @@
+"""What every test shares: a cache of the session's own, reproducible hypothesis runs, seeded data."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import hypothesis
+import numpy as np
+import pytest
+
+SESSION = tempfile.mkdtemp(prefix="w4gen-tests-")
+os.environ["W4GEN_CACHE"] = f"{SESSION}/cache"
+os.environ["TRITON_CACHE_DIR"] = f"{SESSION}/triton"
+for knob in ("W4GEN_STRICT", "W4GEN_DEBUG", "W4GEN_ARCH"):
+    os.environ.pop(knob, None)
+
+hypothesis.settings.register_profile(
+    "w4gen", deadline=None, derandomize=True, max_examples=60, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "w4gen"))
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(SESSION, ignore_errors=True)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+@pytest.fixture
+def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache folder for one test."""
+    monkeypatch.setenv("W4GEN_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"

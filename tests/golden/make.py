@@ -1,0 +1,29 @@
+"""Render the golden kernels anew: python tests/golden/make.py (or `make golden`), then read the diff before you commit it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import w4gen
+
+HERE = Path(__file__).parent
+KERNELS: dict[str, tuple[str, str, dict[str, object]]] = {
+    "m1_int4_g128": ("1x1536x256", "int4_g128", {}),
+    "m16_int4_g128": ("16x1536x256", "int4_g128", {}),
+    "m1_nf4_g64_ragged_bias": ("1x1000x37", "nf4_g64", {"bias": True}),
+    "m16_nf4_g64": ("16x1536x256", "nf4_g64", {}),
+    "m1_int4_g128_bf16": ("1x1536x256", "int4_g128", {"dtype": "bfloat16"}),
+    "m16_int4_g50": ("16x600x40", "int4_g50", {}),
+}
+
+
+def source(name: str) -> str:
+    """What w4gen renders now for the golden called `name`."""
+    shape, form, options = KERNELS[name]
+    return w4gen.compile(shape, form, arch="portable", **options).source  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    for name in KERNELS:
+        (HERE / f"{name}.py").write_text(source(name))
+        print(f"wrote {HERE / name}.py")

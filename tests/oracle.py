@@ -1,0 +1,81 @@
+"""The truth, by separate and dumb loops: shares no code with w4gen and does not import it. Everything in float64 NumPy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+INT4 = [code - 8.0 for code in range(16)]
+# Dettmers et al., QLoRA (2023), appendix E
+NF4 = [
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+]  # fmt: skip
+VALUES = {"int4": INT4, "nf4": NF4}
+
+LIMIT = {"f16": 3e-4, "bf16": 3e-3}
+"""The largest relative Frobenius error to the truth that issue 2 allows a kernel."""
+
+HALF_UNIT = {"f16": 2.0**-11, "bf16": 2.0**-8}
+"""The largest relative error of one rounding."""
+
+
+def groups(k: int, group: int) -> int:
+    """Scales of a row of k weights; -1 is one for the whole row; the last group may be partial."""
+    return 1 if group == -1 else math.ceil(k / group)
+
+
+def dequantize(codes: np.ndarray, scales: np.ndarray, group: int, values: list[float]) -> np.ndarray:
+    """w[n, k] = scales[n, k // group] * values[codes[n, k]]."""
+    n, k = codes.shape
+    w = np.zeros((n, k), np.float64)
+    for row in range(n):
+        for column in range(k):
+            scale = scales[row, 0 if group == -1 else column // group]
+            w[row, column] = float(scale) * values[int(codes[row, column])]
+    return w
+
+
+def linear(x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
+    """y[m, n] = sum over k of x[m, k] * w[n, k], plus bias[n]."""
+    y = np.zeros((x.shape[0], w.shape[0]), np.float64)
+    for row in range(x.shape[0]):
+        for output in range(w.shape[0]):
+            with np.errstate(invalid="ignore", over="ignore"):
+                y[row, output] = np.sum(x[row].astype(np.float64) * w[output])
+            if bias is not None:
+                y[row, output] += float(bias[output])
+    return y
+
+
+def pack_rows(codes: np.ndarray, bits: int, run: int) -> np.ndarray:
+    """u32[n, words]: in blocks of `run` words, code i of word v is number `run * i + v` of its block; rows are whole quads."""
+    n, k = codes.shape
+    per_word = 32 // bits
+    in_block, in_quads = run * per_word, max(run, 4) * per_word
+    words = np.zeros((n, math.ceil(k / in_quads) * in_quads // per_word), np.uint32)
+    for row in range(n):
+        for column in range(k):
+            block, rest = divmod(column, in_block)
+            position, word = divmod(rest, run)
+            words[row, block * run + word] |= np.uint32(int(codes[row, column]) << (position * bits))
+    return words
+
+
+def to_bf16(array: np.ndarray) -> np.ndarray:
+    """The nearest numbers with 8 significant bits (ties to even), as float32."""
+    mantissa, exponent = np.frexp(np.asarray(array, np.float64))
+    return np.ldexp(np.rint(mantissa * 256) / 256, exponent).astype(np.float32)
+
+
+def error(y: np.ndarray, truth: np.ndarray, least: float = 0.0) -> float:
+    """Relative Frobenius error; NaN where y holds one. `least` bounds the denominator from below, for sums that cancel."""
+    difference = np.asarray(y, np.float64) - truth
+    return float(np.sqrt(np.sum(difference**2)) / max(np.sqrt(np.sum(truth**2)), least, 1e-300))
+
+
+def typical(x: np.ndarray, w: np.ndarray) -> float:
+    """The Frobenius norm that y would have if the signs in its sums were random: what few outputs are compared with."""
+    return float(np.sqrt(np.sum((x.astype(np.float64) ** 2) @ (w**2).T)))

@@ -1,0 +1,107 @@
+"""Every code of every format, at every position of a word, through the very word operations that kernels issue."""
+
+from __future__ import annotations
+
+import numpy as np
+import oracle
+import pytest
+
+from w4gen.errors import FormatError
+from w4gen.formats import named
+from w4gen.ir.decode import Fma, decode, decode_as_subnormal, run
+from w4gen.ir.types import BF16, F16, F32, DType, Format
+
+E2M1 = (0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6)
+FORMATS = {
+    "int4": (named("int4_g128"), oracle.INT4),
+    "nf4": (named("nf4_g64"), oracle.NF4),
+    "uint4": (Format("uint4", bits=4), [float(code) for code in range(16)]),
+    "int2": (Format("int2", bits=2, origin=-2.0), [-2.0, -1.0, 0.0, 1.0]),
+    "half steps": (Format("halves", bits=2, step=0.5, origin=-0.75), [-0.75, -0.25, 0.25, 0.75]),
+    "signs": (Format("signs", bits=1, step=2.0, origin=-1.0), [-1.0, 1.0]),
+    "int8": (Format("int8", bits=8, origin=-128.0), [code - 128.0 for code in range(256)]),
+    "e2m1": (Format("e2m1", bits=4, codebook=E2M1), list(E2M1)),
+    "learned 2 bits": (Format("learned", bits=2, codebook=(-3.0, -0.125, 0.125, 3.0)), [-3.0, -0.125, 0.125, 3.0]),
+    "squares": (Format("squares", bits=8, codebook=tuple(code * code / 2 for code in range(256))), [c * c / 2 for c in range(256)]),
+}
+ROUND = {F16: np.float16, BF16: oracle.to_bf16, F32: np.float32}
+
+
+def words(bits: int, position: int) -> np.ndarray:
+    """i32 words with every code at `position`, four times: the other bits all 0, all 1, and two sorts of noise."""
+    codes = np.arange(2**bits, dtype=np.uint64)
+    noise = np.random.default_rng(position).integers(0, 2**32, (2, 1), dtype=np.uint64)
+    others = np.array([[0], [2**32 - 1], *noise], np.uint64) & np.uint64(~((2**bits - 1) << position * bits) & (2**32 - 1))
+    return (others | codes << np.uint64(position * bits)).astype(np.uint32).view(np.int32)
+
+
+@pytest.mark.parametrize("kind", [F16, BF16, F32], ids=str)
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_code_at_every_position_decodes_exactly(name: str, kind: DType) -> None:
+    form, values = FORMATS[name]
+    if name == "int8" and kind == BF16:
+        pytest.skip("8-bit codes do not fit bf16: see the test below")
+    how = decode(form, kind, 32 // form.bits)
+    table = ROUND[kind](np.array(values))
+    for position in range(how.per_unit):
+        found = run(how, words(form.bits, position), position, table)
+        # a table is rounded to its type before it is looked up; affine values are exact in every type they fit
+        exact = table if form.codebook is not None else np.array(values)
+        expected = np.broadcast_to(exact - how.left_out, found.shape)
+        assert np.array_equal(found.astype(np.float64), expected.astype(np.float64)), position
+
+
+@pytest.mark.parametrize("name", ["int4", "uint4", "int2", "int8"])
+def test_every_code_at_every_position_is_an_exact_subnormal(name: str) -> None:
+    form, values = FORMATS[name]
+    how = decode_as_subnormal(form, 32 // form.bits)
+    for position in range(how.per_unit):
+        found, bit = run(how, words(form.bits, position), position), how.low(position)
+        expected = np.ldexp(np.array(values) - how.left_out, bit - 149)
+        assert found.dtype == np.float32
+        assert np.array_equal(found.astype(np.float64), np.broadcast_to(expected, found.shape)), position
+        assert np.ldexp(65504.0, 149 - how.power - bit) < 2.0**127, "x carries the power of two without overflow"
+
+
+@pytest.mark.parametrize("kind", [F16, BF16, F32], ids=str)
+@pytest.mark.parametrize("name", FORMATS)
+def test_constants_of_the_operations_are_exact_in_their_type(name: str, kind: DType) -> None:
+    """What is rounded before it is used would make a kernel differ from the operations checked above (bf16 runs as f32 here)."""
+    form, _ = FORMATS[name]
+    if form.bits > kind.mantissa:
+        pytest.skip("refused")
+    how = decode(form, kind, 32 // form.bits)
+    for op in (op for op in how.value if isinstance(op, Fma)):
+        constants = np.array([each.value(p) for each in (op.times, op.plus) for p in map(how.low, range(how.per_unit))])
+        assert np.array_equal(ROUND[kind](constants).astype(np.float64), constants)
+
+
+def test_word_operations_are_few() -> None:
+    """Affine codes take no more than a shift, and, or, cast and one multiply-add; subnormals no more than shift, and, cast."""
+    assert len(decode(FORMATS["int4"][0], F32, 8).value) <= 4
+    assert len(decode_as_subnormal(FORMATS["int4"][0], 8).value) <= 2
+
+
+@pytest.mark.parametrize("kind", [F16, F32], ids=str)
+@pytest.mark.parametrize(("step", "origin"), [(0.1, -0.75), (1 / 3, -1.0), (1e-3, 0.0)])
+def test_steps_that_are_no_power_of_two_are_decoded_to_rounding_or_refused(kind: DType, step: float, origin: float) -> None:
+    """A user's format may have any step: its values must come out as near as the type can hold them."""
+    form = Format("mine", bits=4, step=step, origin=origin)
+    try:
+        how = decode(form, kind, 8)
+    except FormatError:
+        return
+    exact = np.array([step * code + origin for code in range(16)])
+    found = run(how, words(4, 1), 1).astype(np.float64)
+    assert np.abs(found - exact).max() <= np.abs(exact).max() * 2.0**-kind.mantissa
+
+
+def test_codes_wider_than_the_mantissa_are_refused() -> None:
+    with pytest.raises(FormatError, match="8-bit codes do not fit the 7 mantissa bits of bf16: use f16 or f32"):
+        decode(FORMATS["int8"][0], BF16, 4)
+
+
+@pytest.mark.parametrize("name", ["nf4", "half steps"])
+def test_only_codes_that_step_by_one_are_read_as_subnormals(name: str) -> None:
+    with pytest.raises(FormatError, match="only codes that step by 1"):
+        decode_as_subnormal(FORMATS[name][0], 8)

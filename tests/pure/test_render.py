@@ -1,0 +1,249 @@
+"""The program drives the text: each node printed once, every choice read, any change of the program a change of the text."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from w4gen import paths
+from w4gen.codegen.render import Kernel, read, render
+from w4gen.errors import TemplateError
+from w4gen.formats import named
+from w4gen.ir.layout import rows
+from w4gen.ir.lower import lower
+from w4gen.ir.problem import Problem
+from w4gen.ir.types import BF16, F16, F32, Format
+from w4gen.schedule.arch import ARCHES
+from w4gen.schedule.rules import apply, pick
+from w4gen.schedule.schedule import Schedule
+
+PORTABLE = ARCHES["portable"]
+TEMPLATES = sorted(paths.templates().glob("*.py.jinja"))
+
+
+def rendered(problem: Problem, schedule: Schedule | None = None, folder: Path | None = None, **changes: object) -> Kernel:
+    program = lower(problem)
+    schedule = replace(schedule or pick(program, PORTABLE), **changes)
+    return render(apply(program, schedule, PORTABLE), schedule, "portable", folder)
+
+
+def asked(**changes: object) -> Problem:
+    return Problem(**{"m": (1, 1), "n": 256, "k": 1536, "format": named("int4_g128"), **changes})
+
+
+@pytest.fixture
+def changed(tmp_path: Path):  # type: ignore[no-untyped-def]
+    """Write templates/gemv with one piece of its text replaced, and say where."""
+
+    def write(old: str, new: str) -> Path:
+        text = (paths.templates() / "gemv.py.jinja").read_text()
+        assert old in text, f"{old!r} is no longer in the template: change this test with it"
+        (tmp_path / "gemv.py.jinja").write_text(text.replace(old, new))
+        return tmp_path
+
+    return write
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
+def test_a_template_parses_as_python(path: Path) -> None:
+    ast.parse(path.read_text())
+
+
+def test_there_is_a_template() -> None:
+    assert TEMPLATES
+
+
+CALLS = {
+    '{{ load("x") }}': "x.tile",
+    '{{ decode("w") }}': "w.codes",
+    "{{ dot() }}": "part",
+    '{{ reduce("acc") }}': "acc",
+    '{{ reduce("total") }}': "total",
+    '{{ scale("acc") }}': "scaled",
+    "{{ store() }}": "y",
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_dropped_call_is_an_error_that_names_the_node(call: str, changed) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(TemplateError) as caught:
+        rendered(asked(), folder=changed(call, "pass"))
+    message = str(caught.value)
+    assert message.startswith("gemv.py.jinja prints ")
+    assert message.endswith("0 times, not 1")
+    node = message.split()[2]
+    assert node == CALLS[call] or node.startswith(CALLS[call].split(".")[0])
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_repeated_call_is_an_error_that_names_the_node(call: str, changed) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(TemplateError, match=r"gemv\.py\.jinja prints .* 2 times, not 1"):
+        rendered(asked(), folder=changed(call, f"{call}; {call}"))
+
+
+def test_an_unchanged_copy_of_the_template_renders_the_same(changed) -> None:  # type: ignore[no-untyped-def]
+    assert rendered(asked(), folder=changed("{{ store() }}", "{{ store() }}")).source == rendered(asked()).source
+
+
+def test_an_unknown_name_in_a_template_is_an_error(changed) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(TemplateError, match=r"gemv\.py\.jinja: .*speed"):
+        rendered(asked(), folder=changed("{{ store() }}", "{{ speed() }}"))
+
+
+def test_a_kernel_takes_the_tiles_of_its_program(changed) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(TemplateError, match="gemv takes"):
+        rendered(asked(), folder=changed("    scale_ptr,\n", ""))
+
+
+def test_a_schedule_field_that_no_template_reads_is_an_error() -> None:
+    with pytest.raises(TemplateError, match="never reads split_k of the schedule: leave it at 1"):
+        rendered(asked(), split_k=2)
+
+
+def test_a_template_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(TemplateError, match=r"there is no template gemm\.py\.jinja"):
+        rendered(asked(m=(17, 17)))
+
+
+def test_a_tile_in_shared_memory_is_an_error_for_a_template_that_keeps_it_in_registers() -> None:
+    with pytest.raises(TemplateError, match="w lives in shared memory"):
+        rendered(asked(), Schedule(template="gemv", block_k=1024, convert_at="shared", scale_at="weight"))
+
+
+CODEBOOK = tuple(float(value) for value in range(16))
+CHANGES: dict[str, tuple[dict[str, object], dict[str, object]]] = {
+    "m": ({"m": (2, 16)}, {}),
+    "m, to another bucket": ({"m": (2, 8)}, {"unit": "mma", "block_m": 16, "block_k": 128}),
+    "n": ({"n": 257}, {}),
+    "n, by one row": ({"n": 255}, {}),
+    "k": ({"k": 1535}, {}),
+    "format": ({"format": named("nf4_g128")}, {}),
+    "origin": ({"format": Format("int4", origin=-7.0)}, {}),
+    "step": ({"format": Format("int4", origin=-8.0, step=2.0)}, {}),
+    "bits": ({"format": Format("int4", bits=2, origin=-8.0)}, {"block_k": 4096}),
+    "group": ({"format": named("int4_g64")}, {}),
+    "whole row": ({"format": named("int4_row")}, {}),
+    "scale type": ({"format": named("int4_g128_bf16")}, {}),
+    "layout run": ({"layout": rows(256, 1536, 4, 8)}, {}),
+    "plain rows": ({"layout": rows(256, 1536, 4)}, {}),
+    "padded rows": ({"layout": rows(264, 1536, 4, 16)}, {}),
+    "x": ({"x": BF16, "y": BF16}, {"zero_at": "weight"}),
+    "y": ({"y": F32}, {}),
+    "bias": ({"bias": True}, {}),
+    "block_n": ({}, {"block_n": 8}),
+    "block_k": ({}, {"block_k": 1024}),
+    "block_m": ({"m": (2, 16)}, {"unit": "mma", "block_m": 32, "block_k": 128, "zero_at": "weight"}),
+    "unit": ({}, {"unit": "mma", "block_k": 128, "block_m": 16, "zero_at": "weight"}),
+    "scale_at": ({}, {"scale_at": "weight", "zero_at": "weight"}),
+    "zero_at": ({}, {"zero_at": "weight"}),
+    "warps": ({}, {"warps": 8}),
+    "stages": ({}, {"stages": 3}),
+}
+
+
+def body(kernel: Kernel) -> str:
+    """The text that runs: without the header and the facts, which name the problem and schedule anyway."""
+    return kernel.source.split("import triton\n", 1)[1].split("\nPROBLEM =", 1)[0]
+
+
+@pytest.mark.parametrize("what", [what for what in CHANGES if what not in ("warps", "stages")])
+def test_changing_any_one_thing_changes_the_text_that_runs(what: str) -> None:
+    problem, schedule = CHANGES[what]
+    before = rendered(asked(**({"m": (2, 16)} if what == "block_m" else {})))
+    base = Schedule(template="gemv", block_k=2048, zero_at="accumulator", warps=2)
+    after = rendered(asked(**problem), replace(base, **schedule)) if schedule else rendered(asked(**problem))
+    if what == "m, to another bucket":
+        before = rendered(asked(), Schedule(template="gemv", unit="lanes", block_k=2048))
+    assert body(before) != body(after)
+
+
+def test_every_two_of_these_kernels_differ() -> None:
+    base = Schedule(template="gemv", block_k=2048, zero_at="accumulator", warps=2)
+    every = [rendered(asked())]
+    every += [rendered(asked(**p), replace(base, **s)) if s else rendered(asked(**p)) for p, s in CHANGES.values()]
+    assert len({kernel.source for kernel in every}) == len(every)
+
+
+def test_other_values_in_a_codebook_are_another_question() -> None:
+    """Fixed tables are part of the format; the header must not claim a built-in name for another table."""
+    mine = Format("nf4", codebook=CODEBOOK, group=64)
+    assert rendered(asked(format=mine)).source != rendered(asked(format=named("nf4_g64"))).source
+    assert f"--format '{mine}'" in rendered(asked(format=mine)).source.splitlines()[1]
+
+
+@pytest.mark.parametrize("m", [(1, 1), (2, 16)], ids=str)
+@pytest.mark.parametrize("name", ["int4_g128", "nf4_g64_bf16", "int4_row"])
+def test_a_rendered_text_says_what_it_answers_and_reads_back(name: str, m: tuple[int, int]) -> None:
+    kernel = rendered(asked(format=named(name), m=m, bias=True))
+    again = read(kernel.source)
+    assert (again.name, again.source, again.arguments, again.grid) == (
+        kernel.name,
+        kernel.source,
+        kernel.arguments,
+        kernel.grid,
+    )
+    assert replace(again.problem, layout=None) == kernel.problem
+    assert again.schedule == kernel.schedule
+    first, second = kernel.source.splitlines()[:2]
+    assert name in first
+    assert str(kernel.schedule) in first
+    assert second.startswith(f"# made by: w4gen compile --m {m[1]} --n 256 --k 1536 --format {name} --dtype f16 --bias --arch portable")
+
+
+def test_text_of_other_origin_is_refused() -> None:
+    with pytest.raises(TemplateError, match="not one that w4gen rendered"):
+        read("x = 1\n")
+
+
+def test_sizes_are_named_at_the_top() -> None:
+    source = rendered(asked()).source
+    assert "N = tl.constexpr(256)  # outputs" in source
+    assert "K = tl.constexpr(1536)  # inputs" in source
+
+
+@pytest.mark.parametrize("m", [(1, 1), (2, 16)], ids=str)
+@pytest.mark.parametrize("name", ["int4_g128", "nf4_g64", "int4_g50"])
+@pytest.mark.parametrize("x", [F16, BF16], ids=str)
+@pytest.mark.parametrize(("n", "k"), [(256, 1536), (37, 331), (1, 1)])
+def test_rendered_text_is_python_without_holes(m: tuple[int, int], name: str, x: object, n: int, k: int) -> None:
+    source = rendered(asked(m=m, n=n, k=k, format=named(name), x=x, y=x, bias=True)).source
+    ast.parse(source)
+    assert "{{" not in source
+    assert "#{" not in source
+
+
+def test_compiling_needs_no_torch() -> None:
+    """Floors 0 to 4 work where torch cannot even be imported."""
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import w4gen\n"
+        "kernel = w4gen.compile('1x1536x256', 'nf4_g64', arch='sm_90')\n"
+        "import w4gen.ir.interpret, w4gen.ir.show, w4gen.toolchain\n"
+        "assert 'def gemv' in kernel.source and sys.modules['torch'] is None\n"
+        "assert not [name for name in sys.modules if name.startswith('torch.')]"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_w4gen_loads_neither_torch_nor_triton() -> None:
+    code = "import w4gen, sys; assert not {'torch', 'triton', 'jinja2', 'numpy'} & set(sys.modules), sys.modules.keys()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_test_of_this_folder_imports_torch() -> None:
+    for path in Path(__file__).parent.glob("*.py"):
+        nodes = ast.walk(ast.parse(path.read_text()))
+        names = [a.name for n in nodes if isinstance(n, ast.Import) for a in n.names]
+        assert not [name for name in names if name.split(".")[0] in ("torch", "triton")], path
+
+
+def test_ruff_is_there_for_the_goldens() -> None:
+    assert shutil.which("ruff") or (Path(sys.executable).parent / "ruff").exists()

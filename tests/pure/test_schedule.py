@@ -1,0 +1,176 @@
+"""Schedules, arches and buckets: values that read back, and refusals that name the way out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from w4gen.errors import ArchError, ScheduleError
+from w4gen.formats import named
+from w4gen.ir.layout import rows
+from w4gen.ir.lower import lower
+from w4gen.ir.problem import Problem
+from w4gen.ir.types import BF16, F16, F32, Format
+from w4gen.ir.verify import verify
+from w4gen.schedule.arch import ARCHES, SM_80, arch, for_capability
+from w4gen.schedule.cost import bytes_moved, floor_us
+from w4gen.schedule.rules import apply, bucket, pick
+from w4gen.schedule.schedule import Schedule
+
+small = st.integers(1, 4096)
+
+
+@given(
+    st.builds(
+        Schedule,
+        template=st.sampled_from(["gemv", "gemm"]),
+        block_m=small,
+        block_n=small,
+        block_k=small,
+        unit=st.sampled_from(["lanes", "mma"]),
+        scale_at=st.sampled_from(["weight", "accumulator"]),
+        zero_at=st.sampled_from(["weight", "accumulator"]),
+        convert_at=st.sampled_from(["register", "shared", "global"]),
+        split_k=small,
+        warps=small,
+        stages=small,
+    )
+)
+def test_a_schedule_reads_what_it_writes(schedule: Schedule) -> None:
+    assert Schedule.parse(str(schedule)) == schedule
+
+
+def test_fields_left_out_take_their_defaults() -> None:
+    assert Schedule.parse("template=gemv block_n=8") == Schedule(template="gemv", block_n=8)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "names no template"),
+        ("block_n=8", "names no template"),
+        ("template=gemv colour=3", "cannot read 'colour=3'"),
+        ("template=gemv block_n=-8", "cannot read 'block_n=-8'"),
+        ("template=gemv block_n", "cannot read 'block_n'"),
+        ("template=gemv block_n=0", "block_n=0 is not positive"),
+        ("template=gemv unit=cores", "unit='cores': use one of lanes, mma"),
+        ("template=gemv scale_at=x", "scale_at='x': use one of weight, accumulator"),
+        ("template=gemv convert_at=l2", "convert_at='l2': use one of register, shared, global"),
+    ],
+)
+def test_text_that_is_no_schedule_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ScheduleError) as caught:
+        Schedule.parse(text)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"backend": "metal"}, "use cuda or hip"),
+        ({"sms": 0}, "sms=0 is not positive"),
+        ({"bandwidth_gbs": -1}, "bandwidth_gbs=-1 is not positive"),
+        ({"shared_bytes": 0}, "shared_bytes=0 is not positive"),
+        ({"registers": 0}, "registers=0 is not positive"),
+        ({"warp": 48}, "not whole warps of 48"),
+    ],
+)
+def test_inconsistent_hardware_is_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ArchError, match=message):
+        replace(SM_80, **change)
+
+
+def test_arches_of_the_issue_are_known() -> None:
+    names = {"sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942", "portable"}
+    assert names <= set(ARCHES)
+    assert all(arch(name).name == name for name in names)
+
+
+def test_an_unknown_arch_offers_the_nearest() -> None:
+    with pytest.raises(ArchError, match="unknown arch 'sm_91': the nearest is sm_90"):
+        arch("sm_91")
+
+
+@pytest.mark.parametrize(
+    ("capability", "name"), [((9, 0), "sm_90"), ((8, 6), "sm_86"), ((8, 7), "sm_86"), ((7, 5), "portable"), ((10, 3), "sm_100")]
+)
+def test_a_device_takes_its_arch_or_an_older_one_of_its_family(capability: tuple[int, int], name: str) -> None:
+    assert for_capability(*capability).name == name
+
+
+@pytest.mark.parametrize(("m", "expected"), [(1, (1, 1)), (2, (2, 16)), (16, (2, 16)), (17, (17, 17)), (4096, (4096, 4096))])
+def test_bucket_edges(m: int, expected: tuple[int, int]) -> None:
+    assert bucket(m) == expected
+
+
+SHAPES = [(1, 1536, 256), (16, 1536, 256), (1, 4096, 4096), (16, 8192, 28672), (1, 28672, 8192), (5, 37, 41), (1, 1, 1), (2, 7, 1)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", ["int4_g128", "nf4_g64", "int4_g50", "nf4_row", "int4_g16_f32"])
+@pytest.mark.parametrize("target", ["portable", "sm_90", "gfx942"])
+def test_what_the_rules_pick_is_legal(shape: tuple[int, int, int], name: str, target: str) -> None:
+    m, k, n = shape
+    for x in (F16, BF16):
+        program = lower(Problem(m=bucket(m), n=n, k=k, format=named(name), x=x, y=x))
+        schedule = pick(program, ARCHES[target])
+        verify(apply(program, schedule, ARCHES[target]), ARCHES[target], schedule.warps)
+
+
+def scheduled(schedule: Schedule, n: int = 64, k: int = 1024, **problem: object) -> object:
+    return apply(lower(Problem(**{"m": (1, 1), "n": n, "k": k, "format": named("int4_g128"), **problem})), schedule, SM_80)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "problem", "message"),
+    [
+        ({"block_k": 48}, {}, "block_k=48 is not a multiple of 32"),
+        ({"block_k": 128}, {"format": named("int4_g50")}, "take scale_at=weight"),
+        ({"block_k": 2048, "unit": "mma"}, {}, "mix scales: take scale_at=weight, or a block_k that divides the group"),
+        ({"zero_at": "accumulator", "unit": "mma"}, {}, "zero_at=accumulator needs unit=lanes"),
+        ({"zero_at": "accumulator", "scale_at": "weight"}, {}, "take zero_at=weight"),
+        ({"zero_at": "accumulator"}, {"x": BF16}, "take zero_at=weight"),
+    ],
+)
+def test_choices_that_do_not_fit_the_problem_are_refused(schedule: dict, problem: dict, message: str) -> None:
+    with pytest.raises(ScheduleError) as caught:
+        scheduled(Schedule(template="gemv", **schedule), **problem)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("packed", [(8, 1024, 4), (64, 512, 4), (64, 1024, 2)])
+def test_a_layout_that_does_not_hold_the_weight_is_refused(packed: tuple[int, int, int]) -> None:
+    with pytest.raises(ScheduleError, match=r"does not hold int4_g128 codes \[64, 1024\]: pack again"):
+        scheduled(Schedule(template="gemv"), layout=rows(*packed))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "arch", "message"),
+    [
+        ({"warps": 64}, SM_80, "warps=64 is 2048 threads; sm_80 runs powers of two up to 1024"),
+        ({"warps": 3}, SM_80, "powers of two"),
+        ({"block_n": 3}, SM_80, "block of 3 along n is not a power of two"),
+        ({"block_n": 4096, "block_k": 4096, "warps": 1}, SM_80, "registers a thread, sm_80 has 255: take smaller blocks or more warps"),
+        ({"block_k": 512, "convert_at": "shared"}, replace(SM_80, shared_bytes=16), "bytes of shared memory, sm_80 has 16"),
+    ],
+)
+def test_verify_names_the_limit(schedule: dict, arch: object, message: str) -> None:
+    chosen = Schedule(template="gemv", **{"scale_at": "weight", **schedule})
+    with pytest.raises(ScheduleError) as caught:
+        verify(scheduled(chosen), arch, chosen.warps)
+    assert message in str(caught.value)
+
+
+def test_a_call_moves_each_byte_once() -> None:
+    """Codes half a byte, scales two bytes a group, x and y two bytes an element."""
+    program = scheduled(Schedule(template="gemv", block_n=4, block_k=2048), n=256, k=1024)
+    assert bytes_moved(program) == {"codes.stored": 256 * 512, "scale.stored": 256 * 8 * 2, "x": 2048, "y": 512}
+    assert floor_us(program, replace(SM_80, bandwidth_gbs=1000)) == pytest.approx((256 * 512 + 4096 + 2048 + 512) / 1e6)
+
+
+def test_scales_in_f32_count_four_bytes() -> None:
+    program = scheduled(Schedule(template="gemv"), format=Format("int4", origin=-8.0, group=64, scale=F32))
+    assert bytes_moved(program)["scale.stored"] == 64 * 16 * 4

@@ -1,0 +1,112 @@
+"""`python -m w4gen.bench.compare`: w4gen against cuBLAS fp16 over shapes, formats and M, in one interleaved run, as JSON.
+
+Every row is checked where it is timed: the error to the f64 truth on fresh data, and 40 launches equal bit for bit into
+poisoned outputs.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import statistics
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+
+from w4gen import toolchain
+from w4gen.api import parse_shape, problem_of
+from w4gen.bench.floors import floor
+from w4gen.ir.types import dtype as named_dtype
+from w4gen.pipeline import compile
+from w4gen.runtime.check import limit
+from w4gen.runtime.dtypes import OURS, TORCH
+from w4gen.runtime.launch import arch_of, bind
+from w4gen.runtime.linear import linear
+from w4gen.runtime.ops import stored_for
+from w4gen.runtime.reference import error, reference
+from w4gen.runtime.timer import copies_for, time_calls
+from w4gen.runtime.weight import Weight
+
+SHAPES = tuple(f"{m}x{k}x{n}" for k, n in ((4096, 4096), (8192, 28672), (28672, 8192), (1536, 256)) for m in (1, 16))
+REPEATS = 40
+ROUNDS = 3
+
+
+def random_weight(n: int, k: int, format: str, device: torch.device) -> Weight:
+    """A weight quantized from normal data, in the layout of the device."""
+    return stored_for(Weight.from_float(torch.randn(n, k, device=device) * 0.02, format), device)
+
+
+def measure(m: int, k: int, n: int, format: str, dtype: str) -> dict[str, Any]:
+    """One row: microseconds of w4gen, cuBLAS and the floor, the error, the repeats."""
+    device, kind = torch.device("cuda"), TORCH[named_dtype(dtype)]
+    w = random_weight(n, k, format, device)
+    x = torch.randn(m, k, device=device).to(kind)
+    kernel = compile(replace(problem_of(m=m, n=n, k=k, format=w.format, dtype_name=dtype), layout=w.layout), arch_of(device))
+    run = bind(kernel)  # into an output poisoned with NaN, each time
+    first = run(x, w)
+    equal = all(torch.equal(run(x, w), first) for _ in range(REPEATS))
+    ours = [lambda each=each: linear(x, each) for each in (w.clone() for _ in range(copies_for(w.nbytes, device)))]
+    dense = torch.randn(n, k, device=device).to(kind)
+    copies = [dense.clone() for _ in range(copies_for(dense.nbytes, device))]
+    plain = [lambda each=each: torch.nn.functional.linear(x, each) for each in copies]
+    turns = [(time_calls(ours), time_calls(plain)) for _ in range(ROUNDS)]
+    us, cublas = (statistics.median(turn[i].us for turn in turns) for i in (0, 1))
+    least = floor(w.nbytes, device).us
+    return {
+        "m": m,
+        "k": k,
+        "n": n,
+        "format": w.format.label,
+        "dtype": OURS[kind].name,
+        "schedule": str(kernel.schedule),
+        "us": round(us, 3),
+        "cublas_us": round(cublas, 3),
+        "floor_us": round(least, 3),
+        "spread": round(max(turn[i].spread for turn in turns for i in (0, 1)), 4),
+        "bytes": w.nbytes,
+        "error": error(first, reference(x, w)),
+        "error_limit": limit(OURS[kind]),
+        "equal_repeats": REPEATS if equal else 0,
+    }
+
+
+def told(shape: str, row: dict[str, Any]) -> str:
+    """A row as one line."""
+    us, cublas, least = row["us"], row["cublas_us"], row["floor_us"]
+    against = f"cuBLAS {cublas:8.2f} ({cublas / us:.2f} x)  floor {least:7.2f} ({least / us:.0%})"
+    return f"{shape:>14} {row['format']:10} {us:8.2f} us  {against}  error {row['error']:.2e}  equal {row['equal_repeats']}"
+
+
+@click.command()
+@click.option("--shape", "shapes", multiple=True, default=SHAPES, help="MxKxN (tokens x inputs x outputs), repeatable")
+@click.option("--format", "formats", multiple=True, default=("int4_g128",), show_default=True)
+@click.option("--dtype", default="float16", show_default=True)
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="JSON file to write")
+def main(shapes: tuple[str, ...], formats: tuple[str, ...], dtype: str, out: Path) -> None:
+    """Compare with cuBLAS on the GPU present, and write what was measured."""
+    if not torch.cuda.is_available():
+        raise click.ClickException("times come from GPUs only and there is none here: run this on a machine with one")
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    rows = []
+    for format in formats:
+        for shape in shapes:
+            m, k, n = parse_shape(shape)
+            rows.append(row := measure(m, k, n, format, dtype))
+            click.echo(told(shape, row))
+            torch.cuda.empty_cache()
+    facts = {
+        "device": torch.cuda.get_device_name(), "date": datetime.date.today().isoformat(), "torch": torch.__version__,
+        "triton": toolchain.version(), "cuda": torch.version.cuda, "command": f"python -m w4gen.bench.compare --out {out}",
+        "method": "graph replay over rotating copies of the weights (cold L2), median of medians, interleaved with cuBLAS",
+        "rows": rows,
+    }  # fmt: skip
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(facts, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""The floor of a shape: the fastest kernel that only reads the bytes a call must read, launched the same way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from w4gen.runtime.timer import Timing, copies_for, time_calls
+
+
+@triton.jit
+def read_only(data_ptr, out_ptr, count, BLOCK: tl.constexpr, TURNS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Read TURNS blocks of words a program; the sum is written only where it has one value in 2**32."""
+    start = tl.program_id(0) * BLOCK * TURNS
+    total = tl.zeros([BLOCK], tl.int32)
+    for turn in tl.static_range(TURNS):
+        at = start + turn * BLOCK + tl.arange(0, BLOCK)
+        total ^= tl.load(data_ptr + at, mask=at < count, other=0, eviction_policy="evict_first")
+    folded = tl.sum(total, axis=0)
+    if folded == 0x5EED1234:
+        tl.store(out_ptr, folded)
+
+
+SETTINGS = ((1024, 1, 4), (1024, 2, 4), (1024, 4, 4), (2048, 2, 4), (2048, 4, 8), (4096, 1, 8), (4096, 4, 8), (512, 1, 4))
+
+
+def floor(nbytes: int, device: torch.device) -> Timing:
+    """The time of the fastest of several read-only kernels over `nbytes` cold bytes."""
+    count = -(-nbytes // 4)
+    copies = [
+        torch.randint(-(2**31), 2**31 - 1, (count,), dtype=torch.int32, device=device) for _ in range(copies_for(nbytes, device))
+    ]
+    out = torch.empty(1, dtype=torch.int32, device=device)
+
+    def call(data: torch.Tensor, block: int, turns: int, warps: int) -> Any:
+        return lambda: read_only[(-(-count // (block * turns)),)](data, out, count, block, turns, num_warps=warps)  # type: ignore[index]
+
+    timings = [time_calls([call(data, *setting) for data in copies]) for setting in SETTINGS]
+    return min(timings, key=lambda timing: timing.us)
