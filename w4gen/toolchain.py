@@ -128,7 +128,8 @@ def _binary(files: dict[str, Path], cached: bool) -> Binary:
 
 
 def _options(kernel: Kernel) -> str:
-    return json.dumps({"num_warps": kernel.schedule.warps, "num_stages": kernel.schedule.stages})
+    options = {"num_warps": kernel.schedule.warps, "num_stages": kernel.schedule.stages}
+    return json.dumps(options | ({"maxnreg": kernel.schedule.maxnreg} if kernel.schedule.maxnreg else {}))
 
 
 def _tool(name: str) -> str:

@@ -192,7 +192,7 @@ def render(program: Program, schedule: Schedule, arch: str, folder: Path | None 
     name = f"{schedule.template}.py.jinja"
     printer = Printer(program, schedule)
     problem = program.problem
-    printer.schedule.warps, printer.schedule.stages  # noqa: B018  the launch reads these
+    printer.schedule.warps, printer.schedule.stages, printer.schedule.maxnreg  # noqa: B018  the launch reads these
     try:
         template = environment(folder or paths.templates()).get_template(name)
         text = template.render(

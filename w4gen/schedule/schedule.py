@@ -15,7 +15,7 @@ class Schedule:
     """How one piece is computed.
 
     block_n, block_k: outputs and k per program and step · split_k: programs that share a k range · warps, stages: as Triton
-    counts them · unit: lanes (multiply-add) or mma · scale_at, zero_at: weight or accumulator · convert_at: register, shared,
+    counts them · maxnreg: registers a thread at most (0: the compiler's choice) · unit: lanes (multiply-add) or mma · scale_at, zero_at: weight or accumulator · convert_at: register, shared,
     global.
     """
 
@@ -30,6 +30,7 @@ class Schedule:
     split_k: int = 1
     warps: int = 4
     stages: int = 1
+    maxnreg: int = 0
 
     def __post_init__(self) -> None:
         for name in ("block_m", "block_n", "block_k", "split_k", "warps", "stages"):
