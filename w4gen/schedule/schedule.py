@@ -14,9 +14,9 @@ IN_PROGRAM = ("template", "block_m", "block_n", "block_k", "unit", "scale_at", "
 class Schedule:
     """How one piece is computed.
 
-    block_n, block_k: outputs and k per program and step · split_k: programs that share a k range · warps, stages: as Triton
-    counts them · maxnreg: registers a thread at most (0: the compiler's choice) · unit: lanes (multiply-add) or mma · scale_at, zero_at: weight or accumulator · convert_at: register, shared,
-    global.
+    block_n, block_k: outputs and k per program and step · unit: lanes (multiply-add) or mma · scale_at, zero_at: weight or
+    accumulator · convert_at: register, shared, global · split_k: programs that share a k range · warps, stages: as Triton
+    counts them · maxnreg: registers a thread at most (0: the compiler's choice).
     """
 
     template: str
