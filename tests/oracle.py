@@ -30,11 +30,12 @@ def groups(k: int, group: int) -> int:
 def dequantize(codes: np.ndarray, scales: np.ndarray, group: int, values: list[float]) -> np.ndarray:
     """w[n, k] = scales[n, k // group] * values[codes[n, k]]."""
     n, k = codes.shape
+    length = k if group == -1 else group
     w = np.zeros((n, k), np.float64)
     for row in range(n):
-        for column in range(k):
-            scale = scales[row, 0 if group == -1 else column // group]
-            w[row, column] = float(scale) * values[int(codes[row, column])]
+        for number, start in enumerate(range(0, k, length)):
+            some = [values[int(code)] for code in codes[row, start : start + length]]
+            w[row, start : start + length] = float(scales[row, number]) * np.array(some)
     return w
 
 

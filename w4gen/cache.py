@@ -28,6 +28,8 @@ from w4gen.schedule.arch import Arch
 from w4gen.schedule.schedule import Schedule
 
 log = logging.getLogger("w4gen")
+_closed: set[Path] = set()
+"""Folders that could not be written, each told once."""
 
 
 def address(*parts: str) -> str:
@@ -51,7 +53,7 @@ def store(kernel: Kernel) -> Kernel:
     """Write the text under its own address, where it is not there yet; the kernel itself comes back."""
     path = text_path(kernel)
     if not path.is_file() or path.read_text() != kernel.source:
-        with _tolerant("kernel text"):
+        with _tolerant():
             path.parent.mkdir(parents=True, exist_ok=True)
             _replace(path, kernel.source.encode())
     return kernel
@@ -77,7 +79,7 @@ def publish(source: str, key: str, files: dict[str, bytes]) -> dict[str, Path]:
     """Put the files of a binary in place, all at once, and say where they are (a temporary folder where the cache is closed)."""
     final = _folder(source) / key[:32]
     sums = {kind: hashlib.sha256(data).hexdigest() for kind, data in files.items()}
-    with _tolerant("binary"):
+    with _tolerant():
         final.parent.mkdir(parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(prefix=".new-", dir=final.parent))
         try:
@@ -115,11 +117,13 @@ def lock(source: str, key: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _tolerant(what: str) -> Iterator[None]:
+def _tolerant() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        log.warning("the %s is not kept, %s cannot be written (%s): set W4GEN_CACHE to a folder that can", what, kernels(), error)
+        if kernels() not in _closed:
+            _closed.add(kernels())
+            log.warning("kernels are not kept, %s cannot be written (%s): set W4GEN_CACHE to a folder that can", kernels(), error)
 
 
 def _replace(path: Path, data: bytes) -> None:
@@ -134,7 +138,7 @@ def _replace(path: Path, data: bytes) -> None:
 
 def question(problem: Problem) -> str:
     """What a tuned row answers."""
-    return f"m={problem.m[0]}..{problem.m[1]} n={problem.n} k={problem.k} {problem.format.label} {problem.x}->{problem.y}"
+    return f"m={problem.m[0]}..{problem.m[1]} n={problem.n} k={problem.k} {problem.format} {problem.x}->{problem.y}"
 
 
 def tuned(problem: Problem, arch: Arch) -> Schedule | None:
@@ -145,7 +149,7 @@ def tuned(problem: Problem, arch: Arch) -> Schedule | None:
             rows: dict[str, Any] = json.loads(path.read_text())["rows"]
             if question(problem) in rows:
                 return Schedule.parse(rows[question(problem)]["schedule"])
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             continue
         except (OSError, ValueError, KeyError, TypeError, W4Error) as error:
             log.warning("%s is not a file of tuned schedules (%s): remove it or tune again", path, error)

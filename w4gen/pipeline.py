@@ -7,7 +7,7 @@ import time
 
 from w4gen import cache, knobs
 from w4gen.codegen.render import Kernel, render
-from w4gen.errors import ScheduleError
+from w4gen.errors import ScheduleError, TemplateError
 from w4gen.ir.lower import lower
 from w4gen.ir.problem import Problem
 from w4gen.ir.program import Program
@@ -25,28 +25,26 @@ def compile(problem: Problem, arch: Arch) -> Kernel:
     """
     start = time.perf_counter()
     program = lower(problem)
-    schedule, scheduled = _winner(program, arch) or _picked(program, arch)
-    kernel = cache.store(render(scheduled, schedule, arch.name))
+    kernel = _winner(program, arch) or made(program, pick(program, arch), arch)
     _tell(kernel, time.perf_counter() - start)
-    return kernel
+    return cache.store(kernel)
 
 
-def _winner(program: Program, arch: Arch) -> tuple[Schedule, Program] | None:
-    """A stored winner that `verify` accepts."""
+def made(program: Program, schedule: Schedule, arch: Arch) -> Kernel:
+    """The kernel of a logical program under one schedule. Raises `ScheduleError` or `TemplateError` where it is not legal."""
+    return render(verify(apply(program, schedule, arch), arch, schedule.warps), schedule, arch.name)
+
+
+def _winner(program: Program, arch: Arch) -> Kernel | None:
+    """A stored winner, where one is there and still holds."""
     schedule = cache.tuned(program.problem, arch)
     if schedule is None:
         return None
     try:
-        return schedule, verify(apply(program, schedule, arch), arch, schedule.warps)
-    except ScheduleError as error:
+        return made(program, schedule, arch)
+    except (ScheduleError, TemplateError) as error:
         cache.log.warning("the tuned schedule of %s does not hold any more (%s): the rules answer", program.problem, error)
         return None
-
-
-def _picked(program: Program, arch: Arch) -> tuple[Schedule, Program]:
-    """What the rules give."""
-    schedule = pick(program, arch)
-    return schedule, verify(apply(program, schedule, arch), arch, schedule.warps)
 
 
 def _tell(kernel: Kernel, seconds: float) -> None:

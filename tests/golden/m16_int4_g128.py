@@ -1,4 +1,4 @@
-# y[2..16, 256] = x[2..16, 1536] @ w[256, 1536].T · int4_g128 · f16 · template=gemv block_m=16 block_n=32 block_k=128 unit=mma scale_at=accumulator zero_at=weight convert_at=register split_k=1 warps=4 stages=3
+# y[2..16, 256] = x[2..16, 1536] @ w[256, 1536].T · int4_g128 · f16 · template=gemv block_m=16 block_n=32 block_k=128 unit=mma scale_at=accumulator zero_at=weight convert_at=register split_k=1 warps=4 stages=3 maxnreg=0
 # made by: w4gen compile --m 16 --n 256 --k 1536 --format int4_g128 --dtype f16 --arch portable --emit py
 import triton
 import triton.language as tl
@@ -33,8 +33,8 @@ def gemv(
             for code in tl.static_range(span * CODES, span * CODES + CODES):
                 w_codes = (w_tile >> code // 2 * 8).to(tl.int16)
                 w_bits = (w_codes & (0xF << code % 2 * 4)) | 0x6400
-                w_float = w_bits.to(tl.float16, bitcast=True)
-                w_value = w_float * (1.0 / (1 << code % 2 * 4)) - (1024.0 / (1 << code % 2 * 4) + 8.0)
+                w_float = w_bits.to(tl.float16, bitcast=True) * (1.0 / (1 << code % 2 * 4))
+                w_value = w_float - (1024.0 / (1 << code % 2 * 4) + 8.0)
                 k = word // 16 * 128 + code * 16 + word % 16
                 x_tile = tl.load(x_ptr + m[:, None] * 1536 + k[None, :], mask=m[:, None] < m_count, other=0.0)
                 part = tl.dot(x_tile, tl.trans(w_value), part)
@@ -45,7 +45,7 @@ def gemv(
 
 
 PROBLEM = "m=2..16 n=256 k=1536 format=int4(bits=4,step=1.0,origin=-8.0,group=128,scale=f16) x=f16 y=f16 accumulate=f32 bias=0 layout=n256@6144,k16@32,k8@4,k12@512;4/32"
-SCHEDULE = "template=gemv block_m=16 block_n=32 block_k=128 unit=mma scale_at=accumulator zero_at=weight convert_at=register split_k=1 warps=4 stages=3"
+SCHEDULE = "template=gemv block_m=16 block_n=32 block_k=128 unit=mma scale_at=accumulator zero_at=weight convert_at=register split_k=1 warps=4 stages=3 maxnreg=0"
 
 if __name__ == "__main__":
     from w4gen.runtime.check import main

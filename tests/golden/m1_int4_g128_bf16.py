@@ -1,4 +1,4 @@
-# y[1, 256] = x[1, 1536] @ w[256, 1536].T · int4_g128 · bf16 · template=gemv block_m=1 block_n=1 block_k=2048 unit=lanes scale_at=accumulator zero_at=weight convert_at=register split_k=1 warps=2 stages=1
+# y[1, 256] = x[1, 1536] @ w[256, 1536].T · int4_g128 · bf16 · template=gemv block_m=1 block_n=1 block_k=2048 unit=lanes scale_at=accumulator zero_at=weight convert_at=register split_k=1 warps=2 stages=1 maxnreg=0
 # made by: w4gen compile --m 1 --n 256 --k 1536 --format int4_g128 --dtype bf16 --arch portable --emit py
 import triton
 import triton.language as tl
@@ -37,8 +37,8 @@ def gemv(
             for code in tl.static_range(span * CODES, span * CODES + CODES):
                 w_codes = w_tile >> code // 5 * 12
                 w_bits = (w_codes & (0xF << code * 4 - code // 5 * 12)) | magic
-                w_float = w_bits.to(tl.float32, bitcast=True)
-                w_value = w_float * (1.0 / (1 << code * 4 - code // 5 * 12)) - (8388608.0 / (1 << code * 4 - code // 5 * 12) + 8.0)
+                w_float = w_bits.to(tl.float32, bitcast=True) * (1.0 / (1 << code * 4 - code // 5 * 12))
+                w_value = w_float - (8388608.0 / (1 << code * 4 - code // 5 * 12) + 8.0)
                 k = lane[:, None] // 4 * 128 + code * 16 + lane[:, None] % 4 * 4 + quad[None, :]
                 x_tile = tl.load(x_ptr + k, mask=lane[:, None] < 48, other=0.0)
                 x_value = x_tile.to(tl.float32)
@@ -52,7 +52,7 @@ def gemv(
 
 
 PROBLEM = "m=1..1 n=256 k=1536 format=int4(bits=4,step=1.0,origin=-8.0,group=128,scale=f16) x=bf16 y=bf16 accumulate=f32 bias=0 layout=n256@6144,k16@32,k8@4,k12@512;4/32"
-SCHEDULE = "template=gemv block_m=1 block_n=1 block_k=2048 unit=lanes scale_at=accumulator zero_at=weight convert_at=register split_k=1 warps=2 stages=1"
+SCHEDULE = "template=gemv block_m=1 block_n=1 block_k=2048 unit=lanes scale_at=accumulator zero_at=weight convert_at=register split_k=1 warps=2 stages=1 maxnreg=0"
 
 if __name__ == "__main__":
     from w4gen.runtime.check import main

@@ -13,11 +13,14 @@ import pytest
 
 from w4gen import paths
 from w4gen.codegen.render import Kernel, read, render
-from w4gen.errors import TemplateError
+from w4gen.errors import TemplateError, W4Error
 from w4gen.formats import named
+from w4gen.ir.decode import decode
 from w4gen.ir.layout import rows
 from w4gen.ir.lower import lower
 from w4gen.ir.problem import Problem
+from w4gen.ir.program import Builder, rewrite
+from w4gen.ir.tile import Block, Convert, Field, Reduce, Repeat, Slice, Split, Store
 from w4gen.ir.types import BF16, F16, F32, Format
 from w4gen.schedule.arch import ARCHES
 from w4gen.schedule.rules import apply, pick
@@ -175,6 +178,38 @@ def test_changing_any_one_thing_changes_the_text_that_runs() -> None:
     for what, kernel in every_kernel().items():
         if what not in NOT_IN_BODY:
             assert seen.setdefault(body(kernel), what) == what
+
+
+NODES: dict[str, tuple[str, object, object]] = {
+    "rows of a block of w": ("w.tile", Slice((Block("n", 2, "n"), Block("lane", 64, "step"))), None),
+    "codes of a word": ("w.codes", Field(rows(256, 1536, 4, 16), 2), None),
+    "how codes are decoded": ("w.value", Convert(decode(named("int4"), F32, 8)), None),
+    "weights under a scale": ("scale.k", Repeat(64, 1536), None),
+    "order of x": ("x.order", Split(rows(256, 1536, 4, 8), 1), None),
+    "type of the sums": ("part", None, F16),
+    "origin": ("scaled", Convert(origin=-7.0), None),
+    "axis of a sum": ("total", Reduce(("n",)), None),
+    "loop of a sum": ("acc", Reduce(("span",)), None),
+    "type of y": ("y", None, F32),
+    "size of y": ("y", Store((("m", 1), ("n", 255))), None),
+}
+
+
+@pytest.mark.parametrize("what", NODES)
+def test_changing_any_one_node_changes_the_text_or_is_refused(what: str) -> None:
+    """Design section 5: the IR drives the text; what a template or the problem says beside it must not win over the program."""
+    node, op, element = NODES[what]
+    schedule = Schedule(template="gemv", block_k=2048, zero_at="accumulator", warps=2)
+    program = apply(lower(asked()), schedule, PORTABLE)
+
+    def emit(b: Builder, operands: dict[str, str]) -> str:
+        return b.add(node, op or program.op(node), operands, element or program.tile(node).element, program.tile(node).space)
+
+    try:
+        after = render(rewrite(program, {node: emit}), schedule, "portable").source
+    except W4Error:
+        return
+    assert after != render(program, schedule, "portable").source
 
 
 def test_other_values_in_a_codebook_are_another_question() -> None:

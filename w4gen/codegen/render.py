@@ -19,7 +19,7 @@ from w4gen.formats import FAMILIES
 from w4gen.ir.lower import lower
 from w4gen.ir.problem import Problem
 from w4gen.ir.program import Program
-from w4gen.ir.tile import Input, Slice
+from w4gen.ir.tile import Input, Reduce, Slice
 from w4gen.schedule.arch import ARCHES
 from w4gen.schedule.rules import apply
 from w4gen.schedule.schedule import IN_PROGRAM, Schedule
@@ -62,6 +62,17 @@ class Printer:
         if "codebook" in program.graph:
             self.chains["codebook"] = ["codebook.tile"]
         self.spans = program.tile("part").sizes.get("span", 1)
+        self.out = list(program)[-1]
+        self.blocks = self.agreed_blocks()
+
+    def agreed_blocks(self) -> dict[str, int]:
+        """Elements of a block along each axis, which every tile of the kernel must share."""
+        blocks: dict[str, int] = {}
+        for name in self.program.of(Slice):
+            for block in self.program.op(name).blocks:  # type: ignore[union-attr]
+                if block.loop and blocks.setdefault(block.axis, block.size) != block.size:
+                    raise TemplateError(f"{name} takes {block.size} along {block.axis}, the tiles before it {blocks[block.axis]}")
+        return blocks
 
     def calls(self) -> dict[str, Any]:
         names = ("constants", "magic", "load", "decode", "zeros", "dot", "scale", "reduce", "store")
@@ -69,19 +80,20 @@ class Printer:
 
     def constants(self) -> str:
         """Sizes of the problem and of its tiles, as constants."""
-        problem, schedule, w = self.program.problem, self.schedule, self.program.tile("w.tile").sizes
-        walked = "lane" if "lane" in w else "word"
-        stored = self.program.tile(self.program.source("w.tile")).sizes[walked]
+        program, w, blocks = self.program, self.program.tile("w.tile").sizes, self.blocks
+        walked = "lane" if "lane" in blocks else "word"
+        codes = program.tile("w.codes").sizes["code"] * self.spans
+        steps = -(-program.tile(program.source("w.tile")).sizes[walked] // blocks[walked])
         rows = [
-            ("N", problem.n, "outputs"),
-            ("K", problem.k, "inputs"),
-            ("BLOCK_M", schedule.block_m, "rows of x per program"),
-            ("BLOCK_N", schedule.block_n, "outputs per program"),
-            (f"{walked.upper()}S", w[walked], f"{walked}s per step, {schedule.block_k} k in all"),
+            ("N", program.tile(self.out).sizes["n"], "outputs"),
+            ("K", program.tile("x").sizes["k"], "inputs"),
+            ("BLOCK_M", blocks["m"], "rows of x per program"),
+            ("BLOCK_N", blocks["n"], "outputs per program"),
+            (f"{walked.upper()}S", w[walked], f"{walked}s per step, {blocks[walked] * w.get('quad', 1) * codes} k in all"),
             *([("QUAD", w["quad"], "words of a lane")] if "quad" in w else []),
-            ("STEPS", -(-stored // w[walked]), "steps along k"),
+            ("STEPS", steps, "steps along k"),
             ("SPANS", self.spans, "stretches of a word's codes under one scale"),
-            ("CODES", self.program.tile("w.codes").sizes["code"], "codes of a stretch"),
+            ("CODES", program.tile("w.codes").sizes["code"], "codes of a stretch"),
         ]
         return "\n".join(f"{name} = tl.constexpr({value})  # {why}" for name, value, why in rows)
 
@@ -105,13 +117,17 @@ class Printer:
         rest = [name for name in names[last + 1 :] if "scale" not in self.program.operands(name)]
         return "\n".join(line for name in rest for line in self.node(name))
 
-    def zeros(self, *names: str) -> str:
-        """Sums that start at zero; names that the program does not have are left out."""
+    def zeros(self, loop: str, *names: str) -> str:
+        """Sums over the turns of `loop` that start at zero; names that the program does not have are left out."""
         extents = {"m": "BLOCK_M", "n": "BLOCK_N", "word": "WORDS", "lane": "LANES", "quad": "QUAD"}
         lines = []
         for name in (name for name in names if name in self.program.graph):
-            shape = ", ".join(extents[axis] for axis in tl.dims(self.program, self.program.tile(name)))
-            lines.append(f"{tl.variable(name)} = tl.zeros([{shape}], tl.float32)")
+            op, tile = self.program.op(name), self.program.tile(name)
+            over = op.loop or op.over[0] if isinstance(op, Reduce) else op.over[-1]  # type: ignore[union-attr]
+            if over != loop:
+                raise TemplateError(f"{name} sums over {over}, the template starts it anew for each turn around {loop}")
+            shape = ", ".join(extents[axis] for axis in tl.dims(self.program, tile))
+            lines.append(f"{tl.variable(name)} = tl.zeros([{shape}], {tl.type_of(tile)})")
         return "\n".join(lines)
 
     def dot(self) -> str:
@@ -128,17 +144,16 @@ class Printer:
 
     def store(self) -> str:
         """Add the bias, round and write."""
-        out = list(self.program)[-1]
-        lines, roles = [], self.program.operands(out)
-        value, axes = tl.variable(roles["acc"]), tl.dims(self.program, self.program.tile(roles["acc"]))
+        out, program = self.out, self.program
+        lines, roles = [], program.operands(out)
+        value, axes = tl.variable(roles["acc"]), tl.dims(program, program.tile(roles["acc"]))
         if "bias" in roles:
-            lines += self.view(tl.chain(self.program, roles["bias"]))
-            bias = suffixed(tl.variable(roles["bias"]), tl.dims(self.program, self.program.tile(roles["bias"])), axes)
+            lines += self.view(tl.chain(program, roles["bias"]))
+            bias = suffixed(tl.variable(roles["bias"]), tl.dims(program, program.tile(roles["bias"])), axes)
             lines.append(f"{value} += {bias}.to(tl.float32)")
-        element = tl.TYPES[self.program.problem.y.name]
         m, n = (suffixed(axis, (axis,), axes) for axis in ("m", "n"))
         row, fits = (f"{m} * N + ", f"({m} < m_count) & ({n} < N)") if "m" in axes else ("", f"{n} < N")
-        lines.append(f"tl.store(y_ptr + {row}{n}, {value}.to({element}), mask={fits})")
+        lines.append(f"tl.store(y_ptr + {row}{n}, {value}.to({tl.type_of(program.tile(out))}), mask={fits})")
         self.ledger[out] += 1
         return "\n".join(lines)
 
@@ -205,7 +220,8 @@ def render(program: Program, schedule: Schedule, arch: str, folder: Path | None 
             **printer.calls(),
         )
     except jinja2.TemplateNotFound as error:
-        raise TemplateError(f"there is no template {name} for this schedule yet") from error
+        m = f"M={problem.m[1]}" if problem.m[0] == problem.m[1] else f"M={problem.m[0]}..{problem.m[1]}"
+        raise TemplateError(f"{m} has no kernel yet, there is no {name}: such calls are dequantized and multiplied") from error
     except jinja2.TemplateError as error:
         raise TemplateError(f"{name}: {error}") from error
     printer.settle(name)

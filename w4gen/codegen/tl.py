@@ -22,6 +22,13 @@ def variable(name: str) -> str:
     return name.replace(".", "_")
 
 
+def type_of(tile: Tile) -> str:
+    """The Triton type of a tile's elements. Raises `TemplateError` for codes, which have none."""
+    if not isinstance(tile.element, DType):
+        raise TemplateError(f"{tile} holds codes: they have no type of their own in a kernel")
+    return TYPES[tile.element.name]
+
+
 def pointer(program: Program, name: str) -> str:
     """The argument that a global tile is passed as."""
     return f"{name.removesuffix('.stored')}_ptr"
@@ -158,9 +165,8 @@ def expression(op: d.Op, text: str, low: str) -> str:
             return f"({text} | {'magic' if bits > 0xFFFF else f'0x{bits:X}'})"
         case d.Bitcast(dtype):
             return f"{text}.to({TYPES[dtype.name]}, bitcast=True)"
-        case d.Fma(times, plus) if low:
-            minus = f"({-plus.factor!r} / (1 << {low}) + {-plus.base!r})".replace("+ -", "- ")
-            return f"{text} * ({times.factor!r} / (1 << {low})) - {minus}"
+        case d.Fma(_, plus) if low:
+            return f"{text} - ({-plus.factor!r} / (1 << {low}) + {-plus.base!r})".replace("+ -", "- ")
         case d.Fma(times, plus):
             scaled = text if times.value(0) == 1 else f"{text} * {times.value(0)!r}"
             return f"{scaled} + {plus.value(0)!r}".replace("+ -", "- ")
@@ -189,7 +195,8 @@ def value(name: str, codes: str, how: d.Decode) -> list[str]:
         if isinstance(op, d.Bitcast):
             lines, text = [*lines, f"w_bits = {bare(text)}"], "w_bits"
         if isinstance(op, d.Fma):
-            lines, text = [*lines, f"w_float = {text}"], "w_float"
+            scaled = f" * ({op.times.factor!r} / (1 << {low}))" if low else ""
+            lines, text = [*lines, f"w_float = {text}{scaled}"], "w_float"
         text = expression(op, text, low)
     return [*lines, f"{name} = {text}"]
 

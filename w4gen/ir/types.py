@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -72,6 +73,15 @@ class Format:
             object.__setattr__(self, "codebook", tuple(float(value) for value in self.codebook))
             if len(self.codebook) != 2**self.bits:
                 raise FormatError(f"{self.name}: codebook has {len(self.codebook)} entries, {self.bits} bits need {2**self.bits}")
+            if not all(map(math.isfinite, self.codebook)):
+                raise FormatError(
+                    f"{self.name}: codebook {list(self.codebook)} holds values that are not finite: a weight cannot"
+                )
+        if self.step <= 0 or math.frexp(self.step)[0] != 0.5 or self.origin % self.step or abs(self.origin) > 128 * self.step:
+            raise FormatError(
+                f"{self.name}: step={self.step:g} and origin={self.origin:g} do not decode exactly: take a power of two and a "
+                "multiple of it, at most 128 steps from 0 (the rest belongs in the scale), or list the values as a codebook"
+            )
         if self.scale.kind != "float":
             raise FormatError(f"{self.name}: scale={self.scale} is not a float type: use f16, bf16 or f32")
 

@@ -1,0 +1,13 @@
+"""These tests run kernels under Triton's interpreter, which must be chosen before triton is imported: a process of their own."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def interpreter() -> None:
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.fail("tests/cpu needs a process of its own: TRITON_INTERPRET=1 pytest tests/cpu (and --ignore tests/cpu elsewhere)")
