@@ -55,6 +55,11 @@ def version() -> str:
         raise ToolchainError("triton is not installed: pip install 'triton>=3.6' (Linux only)") from error
 
 
+def interpreted() -> bool:
+    """Whether triton was told to run kernels on the CPU (TRITON_INTERPRET, which triton reads when it is imported)."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
 def module(source: str, name: str) -> types.ModuleType:
     """The module that `source` is; its lines are registered, as Triton reads the text of its functions."""
     filename = f"<{name} {cache.address(source)[:12]}>"
@@ -108,13 +113,14 @@ def _compile(kernel: Kernel, arch: Arch) -> dict[str, bytes]:
     """The files of a binary: Triton's metadata, the binary, its text, and `facts.json`."""
     import triton
     from triton.backends.compiler import GPUTarget
+    from triton.errors import TritonError
 
-    if os.environ.get("TRITON_INTERPRET") == "1":
+    if interpreted():
         raise ToolchainError("nothing can be compiled under TRITON_INTERPRET=1: unset it, or ask in another process")
     target = GPUTarget(arch.backend, arch.target, arch.warp)
     try:
         made = triton.compile(_source(kernel), target=target, options=json.loads(_options(kernel)))
-    except Exception as error:  # whatever a compiler pass raises is one failure of this kernel, named to the user
+    except (TritonError, RuntimeError, ValueError, TypeError, subprocess.CalledProcessError) as error:
         raise ToolchainError(f"{kernel.name} for {arch.name}: {str(error).strip().splitlines()[-1]}") from error
     binary, text = ("cubin", "ptx") if arch.backend == "cuda" else ("hsaco", "amdgcn")
     path = next(path for name, path in made.metadata_group.items() if name.endswith(".json"))

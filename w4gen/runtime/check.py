@@ -19,10 +19,11 @@ from w4gen.codegen.render import Kernel, read
 from w4gen.errors import W4Error
 from w4gen.ir.types import DType
 from w4gen.runtime.dtypes import torch_dtype
-from w4gen.runtime.launch import ARGUMENTS, bind, interpreted
+from w4gen.runtime.launch import ARGUMENTS, bind
 from w4gen.runtime.reference import error, reference
 from w4gen.runtime.timer import copies_for, time_calls
 from w4gen.runtime.weight import Weight
+from w4gen.toolchain import interpreted
 
 OUTPUTS = 32
 """Outputs that the interpreter computes at least, in whole programs."""

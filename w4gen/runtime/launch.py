@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -20,11 +19,6 @@ ARGUMENTS = ("y_ptr", "x_ptr", "codes_ptr", "scale_ptr", "codebook_ptr", "bias_p
 """The order in which a call hands over its tensors."""
 
 
-def interpreted() -> bool:
-    """Whether triton was told to run kernels on the CPU."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
-
-
 def arch_of(device: torch.device | None = None) -> Arch:
     """The arch to compile for: W4GEN_ARCH, else that of the GPU, else `portable`."""
     if knobs.ARCH.read():
@@ -39,7 +33,7 @@ def arch_of(device: torch.device | None = None) -> Arch:
 def launcher(kernel: Kernel, device: torch.device) -> Launch:
     """`launch(y, x, codes, scale, codebook, bias, m)`; arguments that the kernel does not take are left out of the launch."""
     order = [ARGUMENTS.index(name) for name in kernel.arguments]
-    if interpreted():
+    if toolchain.interpreted():
         run = toolchain.function(kernel)[(kernel.grid,)]
     else:
         with torch.cuda.device(device):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -18,9 +19,10 @@ from w4gen.ir.problem import Problem
 from w4gen.ir.types import Format
 from w4gen.pipeline import compile
 from w4gen.runtime import dtypes
-from w4gen.runtime.launch import Launch, aligned, arch_of, interpreted, launcher
+from w4gen.runtime.launch import Launch, aligned, arch_of, launcher
 from w4gen.runtime.weight import Weight, dequantize
 from w4gen.schedule.rules import BUCKETS, bucket, layout_for
+from w4gen.toolchain import interpreted
 
 log = logging.getLogger("w4gen")
 library = torch.library.Library("w4gen", "DEF")
@@ -73,31 +75,12 @@ def fallback(
     return y.to(x.dtype)
 
 
-def on_cpu(
-    x: torch.Tensor,
-    codes: torch.Tensor,
-    scale: torch.Tensor,
-    codebook: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    n: int,
-    format: str,
-    layout: str,
-) -> torch.Tensor:
+def on_cpu(*call: Any) -> torch.Tensor:
     """The fallback; under TRITON_INTERPRET=1 the generated kernel, interpreted."""
-    run = on_gpu if interpreted() and _layout(layout) != _canonical(n, x.shape[1], format) else fallback
-    return run(x, codes, scale, codebook, bias, n, format, layout)
+    return on_gpu(*call) if interpreted() else fallback(*call)
 
 
-def fake(
-    x: torch.Tensor,
-    codes: torch.Tensor,
-    scale: torch.Tensor,
-    codebook: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    n: int,
-    format: str,
-    layout: str,
-) -> torch.Tensor:
+def fake(x: torch.Tensor, codes: Any, scale: Any, codebook: Any, bias: Any, n: int, *rest: Any) -> torch.Tensor:
     """The shape of the result."""
     return x.new_empty((x.shape[0], n))
 
@@ -137,12 +120,6 @@ def _format(text: str) -> Format:
 @lru_cache
 def _layout(text: str) -> Layout:
     return Layout.parse(text)
-
-
-def _canonical(n: int, k: int, format: str) -> Layout:
-    from w4gen.ir.layout import rows
-
-    return rows(n, k, _format(format).bits)
 
 
 def stored_for(w: Weight, device: torch.device) -> Weight:
