@@ -32,6 +32,7 @@ golden: $(VENV)/installed
 compile-all: $(VENV)/installed
 	$(BIN)/pytest -n $(WORKERS) tests/compile
 
+# runs where the GPU is, under that machine's own python
 bench:
 	$(PYTHON) -m w4gen.bench.compare --out docs/results/gemv-h200.json
 

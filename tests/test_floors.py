@@ -23,6 +23,7 @@ FLOORS = {
 }
 FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 FILE, FUNCTION, TEMPLATE = 320, 60, 150
+ENVIRONMENT = re.compile(r"\b(environ|getenv)\b.*['\"]W4GEN_|['\"]W4GEN_.*\benviron\b").search
 
 
 def modules(package: Path) -> dict[str, tuple[Path, ast.Module]]:
@@ -37,7 +38,7 @@ def modules(package: Path) -> dict[str, tuple[Path, ast.Module]]:
 
 def room(module: str) -> str:
     """The file or folder of the package that a module is in."""
-    return (module.split(".") + ["__init__"])[1]
+    return [*module.split("."), "__init__"][1]
 
 
 def imports(tree: ast.Module, module: str, is_package: bool) -> Iterator[tuple[int, str]]:
@@ -108,9 +109,12 @@ def habits(tree: ast.Module, path: Path) -> Iterator[tuple[int, str]]:
             marks = [text for text in map(ast.unparse, node.decorator_list) if re.match(r"(dataclasses\.)?dataclass\b", text)]
             if marks and "frozen=True" not in marks[0]:
                 yield node.lineno, f"dataclass {node.name} is not frozen"
-        elif isinstance(node, ast.Call | ast.Subscript | ast.Compare) and path.name != "knobs.py":
-            if re.search(r"\b(environ|getenv)\b.*['\"]W4GEN_|['\"]W4GEN_.*\benviron\b", ast.unparse(node)):
-                yield node.lineno, "reads a W4GEN_ variable: only knobs.py does"
+        elif (
+            path.name != "knobs.py"
+            and isinstance(node, ast.Call | ast.Subscript | ast.Compare)
+            and ENVIRONMENT(ast.unparse(node))
+        ):
+            yield node.lineno, "reads a W4GEN_ variable: only knobs.py does"
 
 
 def long_templates(folder: Path) -> list[str]:
@@ -141,7 +145,10 @@ CLEAN = {
 PLANTED = {
     "a higher floor": ({"errors.py": "import w4gen.pipeline\n"}, "errors.py:1: imports w4gen.pipeline, a higher floor"),
     "a higher floor, by from": ({"errors.py": "from w4gen import pipeline\n"}, "imports w4gen.pipeline, a higher floor"),
-    "a higher floor, relative": ({"ir/tile.py": "from .. import pipeline\n"}, "tile.py:1: imports w4gen.pipeline, a higher floor"),
+    "a higher floor, relative": (
+        {"ir/tile.py": "from .. import pipeline\n"},
+        "tile.py:1: imports w4gen.pipeline, a higher floor",
+    ),
     "a higher floor, in a function": ({"knobs.py": "def f():\n    from w4gen.ir.tile import W4Error\n"}, "knobs.py:2"),
     "a higher floor, by import_module": ({"knobs.py": "import importlib\nimportlib.import_module('w4gen.ir')\n"}, "knobs.py:2"),
     "the package itself": ({"pipeline.py": "from w4gen import __version__\n"}, "imports w4gen, a higher floor"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import click
 import w4gen
 from w4gen import api, cache, knobs, pipeline, toolchain
 from w4gen.codegen.render import Kernel
-from w4gen.errors import ShapeError, ToolchainError, W4Error
+from w4gen.errors import ShapeError, W4Error
 from w4gen.ir.lower import lower
 from w4gen.ir.problem import Problem
 from w4gen.ir.show import show as show_program
@@ -26,6 +27,7 @@ from w4gen.schedule import arch as arches
 from w4gen.schedule.cost import bytes_moved, floor_us
 from w4gen.schedule.rules import apply, pick
 
+KINDS = ("py", "ptx", "sass", "cubin", "amdgcn", "hsaco")
 SHAPE_HELP = "MxKxN: tokens x inputs x outputs (1x1536x256 is one token through a 1536 -> 256 projection)"
 
 
@@ -82,8 +84,10 @@ def load_format(name: str) -> str | Format:
         return name
     if not Path(path).is_file():
         raise W4Error(f"no file {path}: give --format FILE.py:NAME with a file that defines NAME = w4gen.Format(...)")
-    scope: dict[str, Any] = {"__name__": Path(path).stem}
-    exec(compile(Path(path).read_text(), path, "exec"), scope)
+    try:
+        scope = runpy.run_path(path)
+    except Exception as error:  # the file is the user's: whatever it raises is one line that names it
+        raise W4Error(f"{path} does not run: {type(error).__name__}: {error}") from error
     found = scope.get(variable)
     if not isinstance(found, Format):
         known = [key for key, value in scope.items() if isinstance(value, Format)]
@@ -100,18 +104,20 @@ def cli() -> None:
 @cli.command("compile")
 @question
 @click.option("--json", "as_json", is_flag=True, help="print facts as JSON")
-@click.option("--emit", default="", help="comma-separated texts to print or, with --out, write: py, ptx, cubin, sass")
+@click.option("--emit", default="", help=f"comma-separated, printed or with --out written: {', '.join(KINDS)}")
 @click.option("--out", type=click.Path(path_type=Path), help="folder for what --emit names")
 @click.option(
-    "--check/--no-check", default=True, show_default=True, help="run the kernel in Triton's interpreter against the truth"
+    "--check/--no-check", default=True, show_default=True, help="run the text against the truth, on the GPU here or interpreted"
 )
 def compile_command(as_json: bool, emit: str, out: Path | None, check: bool, **options: Any) -> None:
     """Compile one linear layer to a kernel; no GPU is needed."""
     kinds = [kind for kind in emit.split(",") if kind]
-    if unknown := set(kinds) - {"py", "ptx", "cubin", "sass"}:
-        raise W4Error(f"--emit {sorted(unknown)[0]!r} is not one of py, ptx, cubin, sass")
-    if "cubin" in kinds and out is None:
-        raise W4Error("--emit cubin is binary: give --out FOLDER to write it to")
+    if unknown := set(kinds) - set(KINDS):
+        raise W4Error(f"--emit {sorted(unknown)[0]!r} is not one of {', '.join(KINDS)}")
+    if binaries := {"cubin", "hsaco"} & set(kinds) and out is None:
+        raise W4Error(f"--emit {sorted(binaries)[0]} is binary: give --out FOLDER to write it to")
+    if (kinds and as_json) or (out is not None and not kinds):
+        raise W4Error("--emit writes texts and --json prints facts: give one of them, and --out only with --emit")
     problem, arch = asked(**options)
     start = time.perf_counter()
     kernel = pipeline.compile(problem, arch)
@@ -131,12 +137,7 @@ def compile_command(as_json: bool, emit: str, out: Path | None, check: bool, **o
 def emitted(kernel: Kernel, binary: toolchain.Binary, kinds: list[str], out: Path | None) -> None:
     """Print or write what was asked for."""
     for kind in kinds:
-        data = kernel.source.encode() if kind == "py" else None
-        if kind == "cubin":
-            if "cubin" not in binary.files:
-                raise ToolchainError(f"no cubin for this target: it has {', '.join(binary.files)}")
-            data = binary.files["cubin"].read_bytes()
-        data = data if data is not None else binary.text(kind).encode()
+        data = kernel.source.encode() if kind == "py" else binary.data(kind)
         if out is None:
             click.echo(data.decode(), nl=False)
             continue
@@ -158,6 +159,7 @@ def facts_of(kernel: Kernel, arch: arches.Arch, binary: toolchain.Binary, second
         "x": problem.x.name,
         "arch": arch.name,
         "board": arch.board,
+        "target": f"sm_{arch.target}" if arch.backend == "cuda" else str(arch.target),
         "schedule": str(kernel.schedule),
         "kernel": str(cache.text_path(kernel)),
         "registers": binary.registers,
@@ -174,23 +176,19 @@ def facts_of(kernel: Kernel, arch: arches.Arch, binary: toolchain.Binary, second
 def told(facts: dict[str, Any], kernel: Kernel) -> str:
     """The facts in words."""
     low, high = facts["m"]
-    tokens = f"{high} token" if low == high == 1 else f"{low} to {high} tokens"
-    schedule, problem = kernel.schedule, kernel.problem
+    tokens = "1 token" if high == 1 else f"{low} to {high} tokens"
+    schedule, problem, n, k = kernel.schedule, kernel.problem, facts["n"], facts["k"]
     unit = "multiply-add lanes" if schedule.unit == "lanes" else "matrix cores"
-    where = {"weight": "each weight", "accumulator": "partial sums"}
-    programs = f"{kernel.grid} programs of {schedule.warps} warps"
+    tile = f"each {count(schedule.block_n, 'output')} in {count(-(-k // schedule.block_k), 'step')} of {schedule.block_k} k"
+    scales = "each weight is scaled" if schedule.scale_at == "weight" else "sums of products are scaled, not weights"
+    zero = "; so is the zero point" if schedule.zero_at == "accumulator" else ""
+    cached = ", found in the cache" if facts["cached"] else ""
     lines = [
-        (
-            "asked",
-            f"y[{high}, {facts['n']}] = x[{high}, {facts['k']}] · wᵀ for {tokens}: {facts['k']} inputs -> {facts['n']} outputs",
-        ),
+        ("asked", f"y[{high}, {n}] = x[{high}, {k}] · wᵀ: {tokens} through a {k} -> {n} projection"),
         ("format", f"{facts['format']}, x and y in {facts['x']}, sums in {problem.accumulate}"),
         ("kernel", facts["kernel"]),
-        ("schedule", f"{programs}, each {schedule.block_n} outputs x {schedule.block_k} k a step on {unit}"),
-        (
-            "why",
-            f"bucket M={low}..{high} by rule; scales applied to {where[schedule.scale_at]}, zero to {where[schedule.zero_at]}",
-        ),
+        ("schedule", f"{count(kernel.grid, 'program')} of {count(schedule.warps, 'warp')}, {tile}, on {unit}"),
+        ("why", f"the rules' choice for M={low}..{high} (nothing was timed): {scales}{zero}"),
         ("arch", f"{facts['arch']} ({facts['board']})"),
         ("needs", f"{facts['registers']} registers a thread, {facts['spills']} spills, {facts['shared_bytes']} bytes shared"),
         ("moves", f"{facts['bytes_moved']:,} bytes a call ({facts['padding']:.1%} of each row is padding)"),
@@ -198,19 +196,17 @@ def told(facts: dict[str, Any], kernel: Kernel) -> str:
             "floor",
             f"{facts['floor_us']:.2f} us on {facts['board']}: these bytes at its data sheet's bandwidth, not a measurement",
         ),
-        ("compiled", f"in {facts['seconds']:.2f} s{', from the cache' if facts['cached'] else ''}"),
+        ("compiled", f"for {facts['target']} in {facts['seconds']:.2f} s{cached}"),
+        ("proof", f"this text: {facts.get('proof', 'not checked (--no-check)')}"),
     ]
-    proofs = facts.get("proof", "not checked (--no-check)")
-    lines.append(("proof", f"this text, {proofs}"))
-    lines.append(
-        (
-            "",
-            f"this kernel for {facts['arch']}: compiled, not run"
-            if facts["arch"] != "portable"
-            else "compiled for sm_80, not run",
-        )
-    )
+    if " on " not in facts.get("proof", "").split(":")[0]:
+        lines.append(("", f"this binary for {facts['target']}: compiled, not run"))
     return "\n".join(f"{name:>9}  {text}" for name, text in lines)
+
+
+def count(number: int, what: str) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def proof(kernel: Kernel) -> str:
@@ -232,14 +228,18 @@ def proof(kernel: Kernel) -> str:
 def show(what: str, **options: Any) -> None:
     """Show the program (ir), the schedule or the text of a kernel."""
     problem, arch = asked(**options)
-    program = lower(problem)
-    schedule = pick(program, arch)
-    if what == "schedule":
-        click.echo(schedule)
-    elif what == "kernel":
-        click.echo(pipeline.compile(problem, arch).source, nl=False)
+    if what == "ir" and api.refusal(problem, arch):
+        # no template yet, but the program can be looked at
+        logical = lower(problem)
+        schedule = pick(logical, arch)
+        scheduled = apply(logical, schedule, arch)
     else:
-        click.echo(f"logical\n{show_program(program)}\n\nscheduled: {schedule}\n{show_program(apply(program, schedule, arch))}")
+        kernel = pipeline.compile(problem, arch)
+        schedule, scheduled = kernel.schedule, kernel.program
+    if what == "ir":
+        click.echo(f"logical\n{show_program(lower(problem))}\n\nscheduled: {schedule}\n{show_program(scheduled)}")
+    else:
+        click.echo(kernel.source if what == "kernel" else str(schedule), nl=what == "schedule")
 
 
 @cli.command()
@@ -271,7 +271,6 @@ def diagnosis() -> dict[str, tuple[str, str]]:
 
     folder = cache.kernels()
     count = sum(1 for _ in folder.glob("*/kernel.py")) if folder.is_dir() else 0
-    set_knobs = ", ".join(f"{knob.name}={knob.read()}" for knob in knobs.ALL if knob.read() != knob.default) or "none set"
     return {
         "w4gen": (w4gen.__version__, "everything"),
         "python": (sys.version.split()[0], "everything"),
@@ -280,7 +279,7 @@ def diagnosis() -> dict[str, tuple[str, str]]:
         "gpu": (detected(), "running kernels (portable: no GPU here)"),
         "gcc": (shutil.which("gcc") or shutil.which("cc") or "missing", "launching kernels (Triton builds its launcher)"),
         "cache": (f"{folder} ({count} kernels)", "starting without compiling"),
-        "knobs": (set_knobs, "; ".join(f"{knob.name}: {knob.sentence}" for knob in knobs.ALL)),
+        **{knob.name: (knob.read() or "not set", knob.sentence) for knob in knobs.ALL},
     }
 
 
@@ -291,6 +290,8 @@ def main() -> None:
     except W4Error as error:
         click.echo(f"w4gen: {error}", err=True)
         raise SystemExit(2) from None
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
     except click.ClickException as error:
         click.echo(f"w4gen: {error.format_message()}", err=True)
         raise SystemExit(2) from None

@@ -28,7 +28,7 @@ class Knob:
 
 CACHE = Knob("W4GEN_CACHE", str, "", "folder of kernels and tuned schedules, in place of the checkout's or the user's cache")
 DEBUG = Knob("W4GEN_DEBUG", int, "0", "what a compile tells on stderr: 1 the choice, 2 times, 3 the program, 4 the kernel")
-STRICT = Knob("W4GEN_STRICT", bool, "0", "1 makes every fallback an error")
+STRICT = Knob("W4GEN_STRICT", bool, "0", "1 makes an error of every call on a GPU that no kernel answers")
 ARCH = Knob("W4GEN_ARCH", str, "", "arch to compile for, in place of the GPU present")
 
 ALL = (CACHE, DEBUG, STRICT, ARCH)

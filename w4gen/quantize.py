@@ -21,8 +21,10 @@ def round_to_nearest(w: torch.Tensor, form: Format) -> tuple[torch.Tensor, torch
     group, groups = form.group_in(k), form.groups(k)
     values = torch.tensor(form.values, dtype=torch.float32, device=w.device)
     padded = torch.nn.functional.pad(w.detach().float(), (0, groups * group - k)).reshape(n, groups, group)
-    need = torch.maximum(padded.amin(-1) / values.min().clamp(max=-1e-30), padded.amax(-1) / values.max().clamp(min=1e-30))
-    scale = need.clamp(min=0).to(dtypes.torch_dtype(form.scale))
+    low, high = values.min().item(), values.max().item()
+    sides = [padded.amin(-1) / low] * (low < 0) + [padded.amax(-1) / high] * (high > 0)
+    need = torch.stack(sides).amax(0).clamp(min=0)  # a format without negative values clips negative weights to its least
+    scale = need.to(dtypes.torch_dtype(form.scale))
     if not torch.isfinite(scale).all():
         row, column = torch.nonzero(~torch.isfinite(scale))[0].tolist()
         raise FormatError(

@@ -38,13 +38,18 @@ class Binary:
     shared_bytes: int
     cached: bool
 
-    def text(self, kind: str) -> str:
-        """`ptx`, `sass` or another text form. Raises `ToolchainError` where the target has none."""
+    def data(self, kind: str) -> bytes:
+        """`ptx`, `sass`, `cubin` (CUDA), `amdgcn` or `hsaco` (HIP). Raises `ToolchainError` where the target has none."""
         if kind == "sass" and "cubin" in self.files:
-            return disassemble(self.files["cubin"])
-        if kind not in self.files:
-            raise ToolchainError(f"no {kind} for this target: it has {', '.join(self.files)}")
-        return self.files[kind].read_text()
+            return disassemble(self.files["cubin"]).encode()
+        if kind not in self.files or kind in ("json", "facts"):
+            has = [each for each in self.files if each not in ("json", "facts")] + ["sass"] * ("cubin" in self.files)
+            raise ToolchainError(f"no {kind} for this target: it has {', '.join(has)}")
+        return self.files[kind].read_bytes()
+
+    def text(self, kind: str) -> str:
+        """A kind of `data` that is text."""
+        return self.data(kind).decode()
 
 
 def version() -> str:

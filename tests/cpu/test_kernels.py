@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
+from pathlib import Path
 
 import cases
 import oracle
@@ -12,7 +15,7 @@ import torch
 import w4gen
 from w4gen import Format
 from w4gen.errors import ShapeError
-from w4gen.runtime import launch, ops
+from w4gen.runtime import check, launch, ops
 from w4gen.schedule.arch import ARCHES
 from w4gen.schedule.rules import layout_for
 
@@ -98,7 +101,7 @@ def test_block_sizes_of_wide_outputs() -> None:
 @pytest.mark.parametrize("m", [1, 2])
 @pytest.mark.parametrize("form", ["int4_g128", "nf4_g64"])
 def test_an_outlier_in_x_keeps_the_error(form: str, m: int) -> None:
-    case = cases.call(form, m, 64, 512)
+    case = cases.call(form, m, 26, 512)
     case.x[0, 77] = 6e4
     assert case.error(bound(case)) <= cases.limit(F16)
 
@@ -119,7 +122,7 @@ def test_what_is_not_finite_stays_in_its_row(form: str, bad: float, place: int) 
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
 @pytest.mark.parametrize("form", ["int4_g128", "nf4_g64"])
 def test_what_is_not_finite_shows_in_a_single_row(form: str, bad: float) -> None:
-    case = cases.call(form, 1, 40, 300)
+    case = cases.call(form, 1, 8, 300)
     case.x[0, 299] = bad
     assert not bound(case).isfinite().any()
 
@@ -127,7 +130,7 @@ def test_what_is_not_finite_shows_in_a_single_row(form: str, bad: float) -> None
 @pytest.mark.parametrize("m", [1, 16])
 @pytest.mark.parametrize("form", ["int4_g128", "nf4_g64"])
 def test_repeated_calls_are_equal_bit_for_bit(form: str, m: int) -> None:
-    case = cases.call(form, m, 12, 300, bias=True)
+    case = cases.call(form, m, 5, 300, bias=True)
     run = w4gen.bind(kernel_for(case))
     first = run(case.x, case.w, case.bias)
     assert all(torch.equal(first, run(case.x, case.w, case.bias)) for _ in range(3))
@@ -248,7 +251,7 @@ def test_above_the_buckets_the_fallback_answers_with_one_warning(caplog: pytest.
         errors = [case.error(layer(case.x)) for _ in range(3)]
     assert max(errors) <= cases.limit(F16)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "40x383 nf4_g64 is dequantized and multiplied: M=17 is above 16" in caplog.text
+    assert "nf4_g64 is dequantized and multiplied: M=17 is above 16" in caplog.text
 
 
 def test_f32_is_run_by_the_fallback_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -265,7 +268,7 @@ def test_f32_is_run_by_the_fallback_with_one_warning(caplog: pytest.LogCaptureFi
 def test_strict_makes_the_fallback_an_error(kind: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("W4GEN_STRICT", "1")
     case = cases.call("nf4_g64", 17, 40, 383, kind)
-    with pytest.raises(ShapeError, match="no kernel for 40x383 nf4_g64: .*unset W4GEN_STRICT to allow"):
+    with pytest.raises(ShapeError, match=r"no kernel for .*nf4_g64: .*unset W4GEN_STRICT to allow"):
         w4gen.Linear(case.w)(case.x)
 
 
@@ -275,18 +278,18 @@ def test_strict_does_not_stop_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     assert case.error(w4gen.Linear(case.w)(case.x)) <= cases.limit(F16)
 
 
-def test_a_rendered_file_checks_itself(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
-    from w4gen.runtime import check
-
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("m", [1, 16])
+def test_a_rendered_file_checks_itself(m: int, dtype: str, tmp_path: Path) -> None:
+    """`python kernel.py` in a process of its own, without the mended interpreter of these tests."""
     path = tmp_path / "kernel.py"
-    path.write_text(w4gen.compile("1x256x32", "nf4_g64", arch="portable").source)
-    assert check.main(str(path)) == 0
-    assert "checked under the interpreter" in capsys.readouterr().out
+    path.write_text(w4gen.compile(f"{m}x256x32", "int4_g128", arch="portable", dtype=dtype).source)
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "checked under the interpreter" in done.stdout
 
 
-def test_a_wrong_rendered_file_is_found_out(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
-    from w4gen.runtime import check
-
+def test_a_wrong_rendered_file_is_found_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = w4gen.compile("1x256x32", "nf4_g64", arch="portable").source
     path = tmp_path / "kernel.py"
     path.write_text(source.replace("acc += scaled", "acc += scaled * 1.01"))

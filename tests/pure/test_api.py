@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import w4gen
 from w4gen.api import parse_shape
@@ -78,3 +80,16 @@ def test_a_name_that_is_not_public_is_refused_with_those_that_are() -> None:
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (7, 13), (257, 1021), (1, 28672), (28672, 8)])
 def test_odd_shapes_compile(m: int, n: int, k: int) -> None:
     assert f"N = tl.constexpr({n})" in w4gen.compile(f"{m}x{k}x{n}", "nf4_g64").source
+
+
+@given(
+    m=st.sampled_from([1, 2, 16]),
+    n=st.sampled_from([1, 13, 515, 4096, 8193]),
+    k=st.integers(1, 4000) | st.integers(1, 900).map(lambda words: 32 * words),
+    form=st.sampled_from(["int4_g128", "nf4_g64", "int4_g32", "int4_g50", "nf4_row", "int4_g16_bf16"]),
+    dtype=st.sampled_from(["float16", "bfloat16"]),
+)
+@settings(max_examples=200)
+def test_any_shape_compiles(m: int, n: int, k: int, form: str, dtype: str) -> None:
+    """Legal but unusual shapes run (design section 10)."""
+    assert "def gemv" in w4gen.compile(f"{m}x{k}x{n}", form, dtype=dtype).source

@@ -99,7 +99,7 @@ def test_many_writers_of_one_entry_leave_one_whole_entry(fresh_cache: Path) -> N
     for each in threads:
         each.join()
     assert cache.find("text", "a" * 64)["cubin"].read_bytes() == FILES["cubin"]
-    assert not [path for path in fresh_cache.rglob(".new-*")]
+    assert not list(fresh_cache.rglob(".new-*"))
 
 
 @pytest.fixture

@@ -22,7 +22,9 @@ def formats(draw: st.DrawFn) -> Format:
     bits = draw(st.sampled_from([1, 2, 4]))
     codebook = draw(st.none() | st.lists(finite, min_size=2**bits, max_size=2**bits).map(tuple))
     group, scale = draw(st.sampled_from([-1, 1, 32, 50, 128])), draw(st.sampled_from([F16, BF16, F32]))
-    return Format(draw(st.sampled_from(["a", "e2m1", "_x9"])), bits, draw(finite), draw(finite), codebook, group, scale)
+    step = 2.0 ** draw(st.integers(-8, 8))
+    origin = step * draw(st.integers(-128, 128))
+    return Format(draw(st.sampled_from(["a", "e2m1", "_x9"])), bits, step, origin, codebook, group, scale)
 
 
 @given(formats())

@@ -92,7 +92,7 @@ def test_every_legal_schedule_keeps_the_meaning(data: st.DataObject) -> None:
         assume(False)
     case = weights.case(problem, values)
     y, plain = interpret(program, case.data), interpret(lower(problem), case.data)
-    # with one output and one input nothing averages out: y is rounded once, and the weight once where it is multiplied in x's type
+    # with one output and one input nothing averages out: y is rounded once, and so is a weight multiplied in x's type
     half = oracle.HALF_UNIT[problem.y.name]
     assert case.error(y) <= 2.01 * half
     assert oracle.error(y, plain.astype(np.float64), case.typical) <= 3.01 * half
@@ -137,7 +137,9 @@ def test_ladders_example_gives_the_truth() -> None:
     assert oracle.error(interpret(lower(problem), case.data), case.truth) <= oracle.LIMIT["f16"]
 
 
-@pytest.mark.parametrize("word", ["pad k=64", "slice n=n*16+16", "convert", "map to", "offline, once per weight", "kernel 0", "kept"])
+@pytest.mark.parametrize(
+    "word", ["pad k=64", "slice n=n*16+16", "convert", "map to", "offline, once per weight", "kernel 0", "kept"]
+)
 def test_ladders_example_is_shown(word: str) -> None:
     assert word in show(ladder()[1])
 

@@ -47,6 +47,8 @@ class Index:
         if modulo == 1:
             return Index(())
         low = sorted((term for term in self.terms if term.weight < modulo), key=lambda term: term.weight)
+        if not low:
+            return Index(())
         return Index((*low[:-1], replace(low[-1], modulo=modulo // low[-1].weight)))
 
     def quotient(self, divisor: int) -> Index:

@@ -25,7 +25,7 @@ from w4gen.schedule.rules import apply
 from w4gen.schedule.schedule import IN_PROGRAM, Schedule
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Kernel:
     """The text of a kernel and what its launch needs: one program per `grid`, arguments in this order, then m."""
 
@@ -36,6 +36,9 @@ class Kernel:
     problem: Problem
     schedule: Schedule
     program: Program
+
+    def __repr__(self) -> str:
+        return f"<kernel {self.name}, {self.grid} programs: {self.problem} | {self.schedule}>"
 
 
 class Choices:
@@ -266,7 +269,8 @@ def _header(problem: Problem, schedule: Schedule, arch: str) -> str:
     low, high = problem.m
     n, k, form = problem.n, problem.k, problem.format
     m = str(low) if low == high else f"{low}..{high}"
-    builtin = any(form == family.with_suffixes(form.label.split("_")[1:]) for family in FAMILIES.values())
+    family = FAMILIES.get(form.name)
+    builtin = family is not None and form == replace(family, group=form.group, scale=form.scale)
     options = f"--format {form.label if builtin else repr(str(form))} --dtype {problem.x}{' --bias' if problem.bias else ''}"
     return "\n".join(
         [

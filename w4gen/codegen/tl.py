@@ -217,9 +217,11 @@ def conversion(program: Program, name: str) -> list[str]:
             return value(variable(name), variable(roles["codes"]), decode)
         case Convert() if "scale" in roles:
             scaled = variable(roles.get("value", roles.get("acc", "")))
+            if "acc" in roles and (power := _decoding(program).power):
+                scaled = f"{scaled} * 2.0**{power}"
             if op.origin:
                 total = suffixed(variable(roles["sum"]), *_dims(program, roles["sum"], name))
-                scaled = f"({scaled} * 2.0**{_decoding(program).power} + {op.origin!r} * {total})".replace("+ -", "- ")
+                scaled = f"({scaled} + {op.origin!r} * {total})".replace("+ -", "- ")
             factor = cast(suffixed(variable(roles["scale"]), *_dims(program, roles["scale"], name)), program, roles["scale"])
             text = f"{scaled} * {factor}"
             return [f"{variable(name)} = {text if tile.element.name == 'f32' else f'({text}).to({TYPES[tile.element.name]})'}"]

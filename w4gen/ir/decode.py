@@ -102,9 +102,8 @@ class Decode:
 def shift_for(bits: int, per_unit: int, room: int) -> Shift:
     """The coarsest shift that leaves every code whole inside the low `room` bits."""
     every = min(per_unit, room // bits)
-    moves = -(-per_unit // every) - 1
-    step = bits * -(-(per_unit * bits - room) // (moves * bits)) if moves else 0
-    return Shift(every, step)
+    ends = [(move, min(per_unit, every * (move + 1)) * bits) for move in range(1, -(-per_unit // every))]
+    return Shift(every, max((bits * -(-(end - room) // (move * bits)) for move, end in ends), default=0))
 
 
 def decode(format: Format, dtype: DType, per_unit: int) -> Decode:

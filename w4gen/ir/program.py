@@ -18,12 +18,15 @@ Operands: TypeAlias = dict[str, str]
 """Role -> the node that plays it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Program:
-    """A frozen graph of tiles, in the order they were added. Rewriting makes a new one."""
+    """A frozen graph of tiles, in the order they were added. Rewriting makes a new one. `ir.show` prints it whole."""
 
     graph: nx.DiGraph
     problem: Problem
+
+    def __repr__(self) -> str:
+        return f"<program of {len(self.graph)} tiles, {len(self.kept)} kept: {self.problem}>"
 
     def __iter__(self) -> Iterator[str]:
         """Node names, operands before what uses them."""

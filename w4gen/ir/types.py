@@ -67,8 +67,10 @@ class Format:
             raise FormatError(f"format name {self.name!r} is not an identifier: use letters, digits and underscores")
         if self.bits not in (1, 2, 4, 8):
             raise FormatError(f"{self.name}: bits={self.bits} is not stored yet: use 1, 2, 4 or 8")
-        if self.group != -1 and self.group <= 0:
-            raise FormatError(f"{self.name}: group={self.group} is not positive: use 32, 64, 128 …, or -1 for the whole row")
+        if not isinstance(self.group, int) or (self.group != -1 and self.group <= 0):
+            raise FormatError(
+                f"{self.name}: group={self.group} is not a positive whole number: use 32, 64, 128 …, or -1 for the whole row"
+            )
         if self.codebook is not None:
             object.__setattr__(self, "codebook", tuple(float(value) for value in self.codebook))
             if len(self.codebook) != 2**self.bits:

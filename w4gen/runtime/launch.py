@@ -11,6 +11,7 @@ from w4gen import knobs, toolchain
 from w4gen.codegen.render import Kernel
 from w4gen.errors import ShapeError
 from w4gen.runtime.dtypes import torch_dtype
+from w4gen.runtime.interpreter import mend_bf16
 from w4gen.runtime.weight import Weight
 from w4gen.schedule.arch import ARCHES, Arch, arch, for_capability
 
@@ -30,14 +31,19 @@ def arch_of(device: torch.device | None = None) -> Arch:
     return for_capability(*torch.cuda.get_device_capability(device))
 
 
-def launcher(kernel: Kernel, device: torch.device) -> Launch:
-    """`launch(y, x, codes, scale, codebook, bias, m)`; arguments that the kernel does not take are left out of the launch."""
+def launcher(kernel: Kernel, device: torch.device, programs: int = 0) -> Launch:
+    """`launch(y, x, codes, scale, codebook, bias, m)`; arguments that the kernel does not take are left out of the launch.
+
+    `programs` cuts the grid to its first programs (0: all of it).
+    """
+    grid = min(programs or kernel.grid, kernel.grid)
     order = [ARGUMENTS.index(name) for name in kernel.arguments]
     if toolchain.interpreted():
-        run = toolchain.function(kernel)[(kernel.grid,)]
+        mend_bf16()
+        run = toolchain.function(kernel)[(grid,)]
     else:
         with torch.cuda.device(device):
-            run = toolchain.load(kernel, arch_of(device))[(kernel.grid, 1, 1)]
+            run = toolchain.load(kernel, arch_of(device))[(grid, 1, 1)]
 
     def launch(*arguments: Any) -> None:
         run(*[arguments[position] for position in order])

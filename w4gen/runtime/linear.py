@@ -22,17 +22,27 @@ def linear(x: torch.Tensor, w: Weight, bias: torch.Tensor | None = None, out: to
     packed anew in every call: keep `stored_for(w, device)`, as `Linear` does.
     """
     _check(x, w.k, w.n, w.codes.device, bias, out)
-    y = _call(x, stored_for(w, x.device), bias)
+    w = stored_for(w, x.device)
+    y = _call(x, w.codes, w.scale, w.codebook, bias, w.n, str(w.format), str(w.layout))
     return y if out is None else out.copy_(y)
 
 
-def _call(x: torch.Tensor, w: Weight, bias: torch.Tensor | None) -> torch.Tensor:
-    rows = x.reshape(-1, w.k)
+def _call(
+    x: torch.Tensor,
+    codes: torch.Tensor,
+    scale: torch.Tensor,
+    codebook: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    n: int,
+    format: str,
+    layout: str,
+) -> torch.Tensor:
+    """The op, for x of any number of dimensions and rows."""
+    rows = x.reshape(-1, x.shape[-1])
     if rows.shape[0] == 0:
-        return x.new_empty((*x.shape[:-1], w.n))
+        return x.new_empty((*x.shape[:-1], n))
     bias = bias if bias is None or bias.dtype == x.dtype else bias.to(x.dtype)
-    y = torch.ops.w4gen.linear(rows, w.codes, w.scale, w.codebook, bias, w.n, str(w.format), str(w.layout))
-    return y.reshape(*x.shape[:-1], w.n)
+    return torch.ops.w4gen.linear(rows, codes, scale, codebook, bias, n, format, layout).reshape(*x.shape[:-1], n)
 
 
 def _check(
@@ -78,31 +88,33 @@ class Linear(torch.nn.Module):
         return Weight(self.format, self.out_features, self.in_features, self.layout, self.codes, self.scale, self.codebook)
 
     def _hold(self, weight: Weight) -> None:
-        self.layout = weight.layout
+        """Keep a weight, packed for the device that it is on."""
+        weight = stored_for(weight, weight.codes.device)
+        self.layout, self._format, self._layout = weight.layout, str(weight.format), str(weight.layout)
         self.register_buffer("codes", weight.codes)
         self.register_buffer("scale", weight.scale)
         self.register_buffer("codebook", weight.codebook)
-        self._placed: torch.device | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         _check(x, self.in_features, self.out_features, self.codes.device, self.bias)
-        if self._placed != x.device:
-            self._hold(stored_for(self.weight, x.device))
-            self._placed = x.device
-        return _call(x, self.weight, self.bias)
+        return _call(x, self.codes, self.scale, self.codebook, self.bias, self.out_features, self._format, self._layout)
 
     def get_extra_state(self) -> dict[str, str]:
-        return {"format": str(self.format), "layout": str(self.layout)}
+        return {"format": self._format, "layout": self._layout}
 
     def set_extra_state(self, state: dict[str, str]) -> None:
-        self.format, self.layout, self._placed = Format.parse(state["format"]), Layout.parse(state["layout"]), None
+        """Read what the loaded buffers are, and pack them for the device."""
+        self.format, self.layout = Format.parse(state["format"]), Layout.parse(state["layout"])
+        self._hold(self.weight)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Take buffers of any layout: the layout comes with them, and the next call packs for its device."""
-        for name in ("codes", "scale"):
+        for name in ("codes", "scale", "codebook"):
             given, held = state_dict.get(prefix + name), getattr(self, name)
-            if given is not None and given.shape != held.shape:
-                setattr(self, name, held.new_empty(given.shape))
+            if given is None and name == "codebook":
+                self.codebook = None
+            elif given is not None and (held is None or (given.shape, given.dtype) != (held.shape, held.dtype)):
+                setattr(self, name, torch.empty_like(given, device=self.codes.device))
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Linear:
@@ -112,6 +124,8 @@ class Linear(torch.nn.Module):
             if held is not None:
                 moved = fn(held)
                 setattr(self, name, moved if name == "bias" or moved.dtype == held.dtype else held.to(moved.device))
+        if not self.codes.is_meta:
+            self._hold(self.weight)
         return self
 
     def extra_repr(self) -> str:

@@ -90,6 +90,23 @@ library.impl("linear", on_cpu, "CPU")
 torch.library.register_fake("w4gen::linear", fake, lib=library)
 
 
+def remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    """Keep what the gradient needs."""
+    x, codes, scale, codebook, _, ctx.n, ctx.format, ctx.layout = inputs
+    ctx.k = x.shape[1]
+    ctx.save_for_backward(codes, scale, codebook)
+
+
+def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    """dX = dY · W, by the whole weight dequantized in the gradient's type, and the bias' gradient; a weight has none."""
+    form, layout = _format(ctx.format), _layout(ctx.layout)
+    dx = grad @ dequantize(*ctx.saved_tensors, form, layout, ctx.n, ctx.k, grad.dtype) if ctx.needs_input_grad[0] else None
+    return dx, None, None, None, grad.sum(0) if ctx.needs_input_grad[4] else None, None, None, None
+
+
+torch.library.register_autograd("w4gen::linear", backward, setup_context=remember, lib=library)
+
+
 def _launch(key: Key, device: torch.device) -> Launch | None:
     _, x_dtype, m, n, k, format, layout, bias = key
     why = ""
@@ -106,9 +123,9 @@ def _launch(key: Key, device: torch.device) -> Launch | None:
             why = str(error)
     if knobs.STRICT.number():
         raise ShapeError(
-            f"no kernel for {n}x{k} {_format(format).label}: {why}; unset W4GEN_STRICT to allow dequantize and matmul"
+            f"no kernel for {k} -> {n} {_format(format).label}: {why}; unset W4GEN_STRICT to dequantize and multiply"
         )
-    log.warning("%dx%d %s is dequantized and multiplied: %s", n, k, _format(format).label, why)
+    log.warning("a layer %d -> %d in %s is dequantized and multiplied: %s", k, n, _format(format).label, why)
     return None
 
 

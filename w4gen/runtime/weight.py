@@ -133,7 +133,7 @@ def _check(codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None
         raise ShapeError(f"codes are on {codes.device}, scales on {scales.device}: move one to the other")
     if not scales.is_floating_point():
         raise ShapeError(f"scales are {scales.dtype}: give them as {form.scale}")
-    outside = torch.nonzero((codes < 0) | (codes >= 2**form.bits))
+    outside = torch.nonzero((codes < 0) | (codes > 2**form.bits - 1))
     if len(outside):
         at = outside[0].tolist()
         raise FormatError(f"code{at} is {codes[tuple(at)].item()}: {form.label} has codes 0…{2**form.bits - 1}")

@@ -1,0 +1,240 @@
+"""Weights: quantizing, packing and reading back, and what is refused. No kernel runs here."""
+
+from __future__ import annotations
+
+import cases
+import numpy as np
+import oracle
+import pytest
+import torch
+
+import w4gen
+from w4gen.errors import FormatError, ShapeError, W4Error
+from w4gen.formats import named
+from w4gen.ir.layout import rows
+from w4gen.runtime.weight import Weight
+from w4gen.schedule.arch import ARCHES, M16K16
+from w4gen.schedule.rules import fragment_order, layout_for
+
+FORMATS = ["int4_g128", "nf4_g64", "int4_g50", "nf4_row", "int4_g32_f32", "nf4_g16_bf16"]
+OWN = [cases.E2M1, cases.INT8, cases.UINT2]
+
+
+def ids(form: object) -> str:
+    return getattr(form, "name", str(form))
+
+
+@pytest.mark.parametrize("form", [*FORMATS, *OWN], ids=ids)
+@pytest.mark.parametrize(("n", "k"), [(8, 256), (5, 131), (1, 1)])
+def test_dequantize_is_exact_in_f64(form: object, n: int, k: int) -> None:
+    case = cases.call(form, 1, n, k)
+    w = case.w.dequantize(torch.float64)
+    assert w.shape == (n, k)
+    assert np.array_equal(w.numpy(), case.true_w)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64"])
+def test_dequantize_rounds_once(form: str, kind: torch.dtype) -> None:
+    case = cases.call(form, 1, 8, 256)
+    assert torch.equal(case.w.dequantize(kind), torch.from_numpy(case.true_w).to(torch.float32).to(kind))
+
+
+@pytest.mark.parametrize("form", [*FORMATS, *OWN], ids=ids)
+def test_unpacking_gives_back_what_was_packed(form: object) -> None:
+    case = cases.call(form, 1, 5, 131)
+    codes, scales = case.w.unpack()
+    assert torch.equal(codes, case.codes)
+    assert torch.equal(scales, case.scales)
+
+
+@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64", "int4_g50"])
+@pytest.mark.parametrize(
+    "layout", [rows(5, 131, 4, 16), rows(8, 300, 4, 8), fragment_order(named("int4"), M16K16, 5, 131)], ids=str
+)
+def test_repacking_changes_where_codes_are_and_nothing_else(form: str, layout: object) -> None:
+    case = cases.call(form, 1, 5, 131)
+    packed = case.w.packed_as(layout)
+    assert packed.layout == layout
+    assert np.array_equal(packed.dequantize(torch.float64).numpy(), case.true_w)
+    again = packed.packed_as(case.w.layout)
+    assert torch.equal(again.codes, case.w.codes)
+    assert torch.equal(again.scale, case.w.scale)
+    assert case.w.packed_as(case.w.layout) is case.w
+
+
+def test_codes_are_stored_as_the_oracle_packs_them() -> None:
+    case = cases.call("nf4_g64", 1, 5, 131)
+    for run in (1, 16):
+        stored = case.w.packed_as(rows(5, 131, 4, run)).codes
+        assert stored.dtype == torch.int32
+        assert np.array_equal(stored.numpy().view("u4").reshape(5, -1), oracle.pack_rows(case.codes.numpy(), 4, run))
+
+
+def test_a_weight_is_small() -> None:
+    """Half a byte a code, two bytes a group of 128."""
+    assert cases.call("int4_g128", 1, 64, 1024).w.nbytes == 64 * 512 + 64 * 8 * 2
+
+
+def nearest(w: np.ndarray, scale: np.ndarray, group: int, values: list[float]) -> np.ndarray:
+    """The least possible distance of each weight to a value under its scale."""
+    distance = np.zeros(w.shape)
+    for row in range(w.shape[0]):
+        for column in range(w.shape[1]):
+            each = scale[row, 0 if group == -1 else column // group]
+            distance[row, column] = min(abs(w[row, column] - each * value) for value in values)
+    return distance
+
+
+@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64", "int4_g50", "nf4_row"])
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16])
+def test_from_float_takes_the_nearest_value(form: str, kind: torch.dtype, rng: np.random.Generator) -> None:
+    w = torch.from_numpy(rng.standard_normal((6, 150)) * 0.02).to(kind)
+    made, exact = Weight.from_float(w, form), w.double().numpy()
+    found = np.abs(made.dequantize(torch.float64).numpy() - exact)
+    best = nearest(exact, made.unpack()[1].double().numpy(), named(form).group, oracle.VALUES[named(form).name])
+    assert np.allclose(found, best, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64"])
+def test_from_float_has_a_small_error(form: str, rng: np.random.Generator) -> None:
+    w = rng.standard_normal((32, 512))
+    made = Weight.from_float(torch.from_numpy(w), form).dequantize(torch.float64).numpy()
+    assert oracle.error(made, w) <= 0.13
+
+
+def test_a_weight_of_the_format_survives_quantizing() -> None:
+    case = cases.call("int4_g32_f32", 1, 8, 256)
+    case.codes[:, ::32] = 0  # the extreme of every group
+    w = Weight.from_codes(case.codes, case.scales, None, "int4_g32_f32").dequantize(torch.float64)
+    assert torch.allclose(Weight.from_float(w, "int4_g32_f32").dequantize(torch.float64), w, rtol=1e-6)
+
+
+@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64", "int4_row"])
+def test_groups_of_zeros_are_exact_zeros(form: str) -> None:
+    w = torch.zeros(3, 300)
+    w[1, 200:] = 1.0
+    made = Weight.from_float(w, form).dequantize(torch.float64)
+    assert (made[0] == 0).all()
+    assert (made[2] == 0).all()
+    assert (made[w == 0] == 0).all()
+    assert made.isfinite().all()
+
+
+@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64", "int4_g128_bf16", "nf4_g64_f32"])
+@pytest.mark.parametrize("size", [1e-45, 1e-30, 1e-8, 1e-6, 1.0, 1e4])
+def test_from_float_never_makes_nan(form: str, size: float, rng: np.random.Generator) -> None:
+    w = torch.from_numpy(rng.standard_normal((4, 200)).astype(np.float32)) * size
+    assert Weight.from_float(w, form).dequantize(torch.float64).isfinite().all()
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64"])
+def test_weights_of_one_sign_are_quantized(form: str, sign: float, rng: np.random.Generator) -> None:
+    w = torch.from_numpy(np.abs(rng.standard_normal((4, 256))) * sign + sign)
+    assert oracle.error(Weight.from_float(w, form).dequantize(torch.float64).numpy(), w.numpy()) <= 0.1
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_finite_is_refused_with_its_index(bad: float) -> None:
+    w = torch.zeros(4, 200)
+    w[2, 137] = bad
+    with pytest.raises(FormatError, match=rf"weight\[2, 137\] is {bad}"):
+        Weight.from_float(w, "nf4_g64")
+
+
+def test_a_scale_that_overflows_is_refused_with_the_way_out() -> None:
+    w = torch.zeros(4, 256)
+    w[3, 200] = 1e6
+    with pytest.raises(FormatError, match=r"row 3, group 1 does not fit f16 \(max 6\.55e\+04\): .*int4_g128_f32"):
+        Weight.from_float(w, "int4_g128")
+    assert Weight.from_float(w, "int4_g128_f32").dequantize(torch.float64)[3, 200] == pytest.approx(1e6)
+
+
+@pytest.mark.parametrize("w", [torch.zeros(4), torch.zeros(2, 3, 4), torch.zeros(4, 4, dtype=torch.int8)], ids=str)
+def test_what_is_no_matrix_of_floats_is_refused(w: torch.Tensor) -> None:
+    with pytest.raises(ShapeError, match=r"a weight is a float tensor \[N, K\]"):
+        Weight.from_float(w, "int4_g128")
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (8, 0)])
+def test_an_empty_weight_is_refused(shape: tuple[int, int]) -> None:
+    with pytest.raises(W4Error):
+        Weight.from_float(torch.zeros(shape), "int4_g128")
+
+
+CODES, SCALES = torch.zeros(4, 256, dtype=torch.uint8), torch.ones(4, 2, dtype=torch.float16)
+
+
+def spoiled(at: tuple[int, int], code: int, kind: torch.dtype = torch.int64) -> torch.Tensor:
+    codes = torch.zeros(4, 256, dtype=kind)
+    codes[at] = code
+    return codes
+
+
+@pytest.mark.parametrize(
+    ("codes", "scales", "zeros", "message"),
+    [
+        (spoiled((2, 7), 16), SCALES, None, r"code\[2, 7\] is 16: int4_g128 has codes 0…15"),
+        (spoiled((3, 255), -1), SCALES, None, r"code\[3, 255\] is -1: int4_g128 has codes 0…15"),
+        (spoiled((0, 0), 200, torch.uint8), SCALES, None, r"code\[0, 0\] is 200"),
+        (CODES.float(), SCALES, None, r"codes are integers \[N, K\], not torch.float32"),
+        (CODES.bool(), SCALES, None, r"codes are integers"),
+        (CODES[0], SCALES, None, r"codes are integers \[N, K\], not torch.uint8\[256\]"),
+        (CODES[:0], SCALES[:0], None, r"codes are integers \[N, K\]"),
+        (CODES, SCALES[:, :1], None, r"scales have shape \[4, 1\]; int4_g128 codes \[4, 256\] need \[4, 2\]"),
+        (CODES, SCALES[:3], None, r"scales have shape \[3, 2\]"),
+        (CODES, SCALES.T.contiguous(), None, r"scales have shape \[2, 4\]"),
+        (CODES, SCALES.int(), None, r"scales are torch.int32: give them as f16"),
+        (CODES, SCALES.to("meta"), None, r"codes are on cpu, scales on meta"),
+        (CODES, SCALES, SCALES, r"int4_g128 has no zero points: leave zeros out"),
+        (CODES, SCALES * torch.nan, None, r"scale\[0, 0\] is nan"),
+        (CODES, SCALES / 0, None, r"scale\[0, 0\] is inf"),
+        (CODES, SCALES.float() * 1e5, None, r"a scale of 1e\+05 does not fit f16: use int4_g128_f32"),
+    ],
+)
+def test_from_codes_names_what_does_not_fit(
+    codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, message: str
+) -> None:
+    with pytest.raises(W4Error, match=message) as caught:
+        Weight.from_codes(codes, scales, zeros, "int4_g128")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+def test_codes_may_be_any_integers(kind: torch.dtype) -> None:
+    case = cases.call("int4_g128", 1, 4, 200)
+    assert torch.equal(Weight.from_codes(case.codes.to(kind), case.scales, None, "int4_g128").codes, case.w.codes)
+
+
+def test_codes_may_be_a_view() -> None:
+    case = cases.call("int4_g128", 1, 4, 200)
+    view = case.codes.T.contiguous().T
+    assert torch.equal(Weight.from_codes(view, case.scales, None, "int4_g128").codes, case.w.codes)
+
+
+def test_a_clone_has_buffers_of_its_own() -> None:
+    w = cases.call("nf4_g64", 1, 4, 200).w
+    copy = w.clone()
+    copy.codes.zero_()
+    copy.scale.zero_()
+    assert w.codes.any()
+    assert w.scale.any()
+
+
+def test_a_weight_prints_what_it_is() -> None:
+    assert repr(cases.call("nf4_g64", 1, 4, 200).w).startswith("Weight(nf4_g64, [4, 200], ")
+
+
+def test_a_weight_moves() -> None:
+    moved = cases.call("nf4_g64", 1, 4, 200).w.to("meta")
+    assert {each.device.type for each in (moved.codes, moved.scale, moved.codebook)} == {"meta"}
+
+
+@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64"])
+def test_weights_on_a_cpu_stay_canonical(form: str) -> None:
+    case = cases.call(form, 2, 64, 1024)
+    assert layout_for(case.w.format, ARCHES["portable"], 64, 1024) != case.w.layout
+    layer = w4gen.Linear(case.w)
+    layer(case.x)
+    assert layer.layout == case.w.layout == rows(64, 1024, 4)

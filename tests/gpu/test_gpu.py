@@ -1,0 +1,181 @@
+"""Kernels on a GPU against the truth in f64, worked out by torch with no help of w4gen."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import oracle
+import pytest
+import torch
+
+import w4gen
+from w4gen.formats import named
+from w4gen.runtime import ops
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+LIMIT = {torch.float16: oracle.LIMIT["f16"], torch.bfloat16: oracle.LIMIT["bf16"]}
+
+
+@dataclass(frozen=True)
+class Case:
+    x: torch.Tensor
+    layer: w4gen.Linear
+    w: torch.Tensor
+    bias: torch.Tensor | None
+
+    def error(self, y: torch.Tensor, x: torch.Tensor | None = None) -> float:
+        """Relative Frobenius error of y to the truth; NaN where y holds one."""
+        truth = (self.x if x is None else x).double() @ self.w.T
+        truth = truth if self.bias is None else truth + self.bias.double()
+        return float((y.double() - truth).norm() / truth.norm())
+
+
+def case(form: str, m: int, n: int, k: int, kind: torch.dtype = torch.float16, bias: bool = False) -> Case:
+    """Random codes and scales; the true weight is values[codes] * scales in f64."""
+    torch.manual_seed(0)
+    format = named(form)
+    group = k if format.group == -1 else format.group
+    codes = torch.randint(0, 16, (n, k), device="cuda", dtype=torch.uint8)
+    scales = (torch.rand(n, -(-k // group), device="cuda") * 0.02 + 0.005).half()
+    values = torch.tensor(oracle.VALUES[format.name], dtype=torch.float64, device="cuda")
+    w = values[codes.int()] * scales.double().repeat_interleave(group, 1)[:, :k]
+    x = torch.randn(m, k, device="cuda").to(kind)
+    added = torch.randn(n, device="cuda").to(kind) if bias else None
+    return Case(x, w4gen.Linear(w4gen.Weight.from_codes(codes, scales, None, form), added), w, added)
+
+
+SHAPES = [(256, 1536), (4096, 4096), (37, 331), (1021, 1000), (1, 4096), (64, 28672)]
+
+
+@pytest.mark.parametrize("kind", LIMIT, ids=str)
+@pytest.mark.parametrize("m", [1, 2, 7, 16])
+@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64", "int4_g50"])
+@pytest.mark.parametrize(("n", "k"), SHAPES, ids=str)
+def test_kernels_give_the_truth(n: int, k: int, form: str, m: int, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("W4GEN_STRICT", "1")  # a kernel, not the fallback
+    it = case(form, m, n, k, kind, bias=True)
+    few = n * m < 24  # nothing averages the rounding of a handful of outputs
+    assert it.error(it.layer(it.x)) <= (4 if few else 1) * LIMIT[kind]
+
+
+@pytest.mark.parametrize("kind", LIMIT, ids=str)
+@pytest.mark.parametrize("m", [1, 16])
+@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64"])
+def test_an_outlier_in_a_long_row_keeps_the_error(form: str, m: int, kind: torch.dtype) -> None:
+    it = case(form, m, 256, 28672, kind)
+    it.x[0, 12345] = 6e4
+    assert it.error(it.layer(it.x)) <= LIMIT[kind]
+
+
+@pytest.mark.parametrize("m", [1, 16])
+@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64"])
+def test_what_is_not_finite_stays_in_its_row(form: str, m: int) -> None:
+    it = case(form, m, 256, 1536)
+    clean = it.layer(it.x)
+    it.x[0, 100] = torch.inf
+    y = it.layer(it.x)
+    assert not y[0].isfinite().any()
+    assert torch.equal(y[1:], clean[1:])
+
+
+@pytest.mark.parametrize("m", [1, 16])
+@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64"])
+def test_forty_calls_are_equal_bit_for_bit_over_poisoned_outputs(form: str, m: int) -> None:
+    it = case(form, m, 1021, 4096)
+    kernel = w4gen.compile(f"{m}x4096x1021", form, arch="sm_90" if torch.cuda.get_device_capability() == (9, 0) else "")
+    run = w4gen.bind(kernel)  # y is full of NaN before every launch
+    weight = it.layer.weight
+    first = run(it.x, weight)
+    assert it.error(first) <= LIMIT[torch.float16]
+    assert all(torch.equal(first, run(it.x, weight)) for _ in range(40))
+
+
+@pytest.mark.parametrize("m", [1, 16])
+@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64"])
+def test_a_warmed_layer_is_captured_in_a_cuda_graph(form: str, m: int) -> None:
+    it = case(form, m, 4096, 4096)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        it.layer(it.x)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = it.layer(it.x)
+    it.x.copy_(torch.randn_like(it.x))
+    y.fill_(torch.nan)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert it.error(y) <= LIMIT[torch.float16]
+
+
+@pytest.mark.parametrize("m", [17, 64])
+@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64"])
+def test_above_the_buckets_the_fallback_answers_and_says_so(form: str, m: int, caplog: pytest.LogCaptureFixture) -> None:
+    ops.LAUNCHES.clear()
+    it = case(form, m, 512, 1000, bias=True)
+    with caplog.at_level(logging.WARNING, "w4gen"):
+        y = it.layer(it.x)
+        assert torch.equal(it.layer(it.x), y)
+    assert it.error(y) <= 2 * LIMIT[torch.float16]  # the weight is rounded to x's type, then y is
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("m", [1, 5])
+@pytest.mark.parametrize("shift", [1, 4])
+def test_a_misaligned_x_gives_the_same_bits(m: int, shift: int) -> None:
+    it = case("int4_g128", m, 256, 1536)
+    held = torch.empty(m * 1536 + shift, device="cuda", dtype=torch.float16)
+    x = held[shift:].view(m, 1536)
+    x.copy_(it.x)
+    assert x.data_ptr() % 16
+    assert torch.equal(it.layer(x), it.layer(it.x))
+
+
+@pytest.mark.parametrize("how", ["1-D", "3-D", "transposed", "broadcast", "no rows"])
+def test_x_of_any_shape(how: str) -> None:
+    it = case("nf4_g64", 4, 256, 1536)
+    x = {
+        "1-D": it.x[0],
+        "3-D": it.x.reshape(2, 2, -1),
+        "transposed": it.x.T.contiguous().T,
+        "broadcast": it.x[:1].expand(4, -1),
+        "no rows": it.x[:0],
+    }[how]
+    y = it.layer(x)
+    assert y.shape == (*x.shape[:-1], 256)
+    if x.numel():
+        assert it.error(y.reshape(-1, 256), x.reshape(-1, 1536)) <= LIMIT[torch.float16]
+
+
+@pytest.mark.parametrize("m", [1, 3])
+def test_a_side_stream_is_used(m: int) -> None:
+    it = case("int4_g128", m, 256, 1536)
+    expected = it.layer(it.x)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        y = it.layer(it.x)
+    stream.synchronize()
+    assert torch.equal(y, expected)
+
+
+def test_a_layer_made_on_a_cpu_moves() -> None:
+    it = case("nf4_g64", 2, 256, 1536)
+    moved = w4gen.Linear(it.layer.weight.to("cpu")).to("cuda")
+    assert torch.equal(moved(it.x), it.layer(it.x))
+
+
+def test_no_compile_inside_a_warmed_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = case("int4_g128", 16, 256, 1536)
+    it.layer(it.x[:2])
+    monkeypatch.setattr(ops, "compile", None)
+    for m in (3, 7, 16):
+        assert it.error(it.layer(it.x[:m]), it.x[:m]) <= LIMIT[torch.float16]
+
+
+def test_a_compiled_model_is_one_graph() -> None:
+    it = case("int4_g128", 2, 256, 1536)
+    compiled = torch.compile(it.layer, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(it.x), it.layer(it.x))

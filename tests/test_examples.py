@@ -1,0 +1,40 @@
+"""Every example runs, alone and from the root of the checkout, as its first lines say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+
+
+def run(*command: str) -> str:
+    """The standard output of a command that must succeed."""
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, *command], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_there_are_examples() -> None:
+    assert EXAMPLES
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_runs(name: str) -> None:
+    assert run(f"examples/{name}").strip()
+
+
+def test_the_command_line_takes_the_format_of_an_example() -> None:
+    options = ["--format", "examples/02_own_format.py:e2m1", "--shape", "1x1536x256", "--no-check"]
+    assert "e2m1_g32" in run("-m", "w4gen.cli", "compile", *options)
+
+
+def test_an_example_with_a_format_loads_without_torch() -> None:
+    check = "import sys, w4gen.cli as cli; cli.load_format('examples/02_own_format.py:e2m1'); assert 'torch' not in sys.modules"
+    run("-c", check)

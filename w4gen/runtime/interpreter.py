@@ -1,0 +1,62 @@
+"""bf16 in Triton's interpreter, as a GPU has it.
+
+The interpreter of Triton 3.6 keeps bf16 as u16 and then computes on the bit patterns (dot, arithmetic), truncates where a GPU
+rounds, and knows no bf16 constants. Without this a check of a bf16 kernel would say nothing of the kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+
+def wide_bits(bits: Any) -> Any:
+    """u16 bf16 patterns as f32."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def narrow_bits(single: Any) -> Any:
+    """f32 as u16 bf16 patterns, rounded to nearest even."""
+    bits = np.ascontiguousarray(single, np.float32).view(np.uint32)
+    return np.where(np.isnan(single), 0x7FC0, (bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+@cache
+def mend_bf16() -> None:
+    """Teach the interpreter of this process: operations on bf16 in f32, rounded to nearest even. Done once."""
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder as Builder
+    from triton.runtime.interpreter import TensorHandle
+
+    def is_bf16(handle: Any) -> bool:
+        return bool(handle.dtype.scalar == tl.bfloat16)
+
+    def wide(handle: Any) -> Any:
+        return TensorHandle(wide_bits(handle.data), tl.float32) if is_bf16(handle) else handle
+
+    def narrow(handle: Any) -> Any:
+        return TensorHandle(narrow_bits(handle.data), tl.bfloat16)
+
+    plain_binary, plain_dot, plain_cast = Builder.binary_op, Builder.create_dot, Builder.cast_impl
+
+    def binary(self: Any, lhs: Any, rhs: Any, op: Callable[..., Any]) -> Any:
+        result = plain_binary(self, wide(lhs), wide(rhs), op)
+        return narrow(result) if is_bf16(lhs) and result.dtype.scalar == tl.float32 else result
+
+    def dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return plain_dot(self, wide(a), wide(b), *rest)
+
+    def cast(self: Any, source: Any, kind: Any) -> Any:
+        if source.dtype.scalar == tl.float32 and kind.scalar == tl.bfloat16:
+            return narrow(source)
+        return wide(source) if is_bf16(source) and kind.scalar == tl.float32 else plain_cast(self, source, kind)
+
+    def constant(self: Any, value: float) -> Any:
+        return narrow(TensorHandle(np.array([value], np.float32), tl.float32))
+
+    Builder.binary_op, Builder.create_dot, Builder.cast_impl = binary, dot, cast
+    Builder.create_fp_to_fp = lambda self, source, kind, _: cast(self, source, kind)
+    Builder.get_bf16 = constant
