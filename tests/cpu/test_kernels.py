@@ -268,7 +268,7 @@ def test_f32_is_run_by_the_fallback_with_one_warning(caplog: pytest.LogCaptureFi
 def test_strict_makes_the_fallback_an_error(kind: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("W4GEN_STRICT", "1")
     case = cases.call("nf4_g64", 17, 40, 383, kind)
-    with pytest.raises(ShapeError, match=r"no kernel for .*nf4_g64: .*unset W4GEN_STRICT to allow"):
+    with pytest.raises(ShapeError, match=r"no kernel for .*nf4_g64: .*unset W4GEN_STRICT"):
         w4gen.Linear(case.w)(case.x)
 
 
@@ -281,7 +281,7 @@ def test_strict_does_not_stop_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("m", [1, 16])
 def test_a_rendered_file_checks_itself(m: int, dtype: str, tmp_path: Path) -> None:
-    """`python kernel.py` in a process of its own, without the mended interpreter of these tests."""
+    """`python kernel.py` in a process of its own."""
     path = tmp_path / "kernel.py"
     path.write_text(w4gen.compile(f"{m}x256x32", "int4_g128", arch="portable", dtype=dtype).source)
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False)

@@ -69,7 +69,7 @@ class Format:
             raise FormatError(f"{self.name}: bits={self.bits} is not stored yet: use 1, 2, 4 or 8")
         if not isinstance(self.group, int) or (self.group != -1 and self.group <= 0):
             raise FormatError(
-                f"{self.name}: group={self.group} is not a positive whole number: use 32, 64, 128 …, or -1 for the whole row"
+                f"{self.name}: group={self.group} is not positive and whole: use 32, 64, 128 …, or -1 for the whole row"
             )
         if self.codebook is not None:
             object.__setattr__(self, "codebook", tuple(float(value) for value in self.codebook))

@@ -1,0 +1,34 @@
+"""bf16 under Triton's interpreter is what a GPU has: products and sums of f32, rounded to nearest even."""
+
+from __future__ import annotations
+
+import numpy as np
+import oracle
+import torch
+import triton
+import triton.language as tl
+
+from w4gen.runtime.interpreter import mend_bf16
+
+
+@triton.jit
+def arithmetic(x_ptr, y_ptr, sum_ptr, product_ptr, near_ptr, dot_ptr):
+    i = tl.arange(0, 16)[:, None] * 16 + tl.arange(0, 16)[None, :]
+    x, y = tl.load(x_ptr + i), tl.load(y_ptr + i)
+    tl.store(sum_ptr + i, x + y * 3.0)
+    tl.store(product_ptr + i, x * y)
+    tl.store(near_ptr + i, (x.to(tl.float32) / 3.0).to(tl.bfloat16))
+    tl.store(dot_ptr + i, tl.dot(x, y))
+
+
+def test_bf16_arithmetic_casts_constants_and_dots(rng: np.random.Generator) -> None:
+    mend_bf16()
+    a, b = (oracle.to_bf16(rng.standard_normal((16, 16))) for _ in range(2))
+    x, y = (torch.from_numpy(each).bfloat16() for each in (a, b))
+    results = [torch.zeros(16, 16, dtype=torch.bfloat16) for _ in range(3)] + [torch.zeros(16, 16)]
+    arithmetic[(1,)](x, y, *results)
+    added, multiplied, near, dotted = (each.double().numpy() for each in results)
+    assert np.array_equal(added, oracle.to_bf16(a + oracle.to_bf16(b * np.float32(3))))
+    assert np.array_equal(multiplied, oracle.to_bf16(a * b))
+    assert np.array_equal(near, oracle.to_bf16(a / np.float32(3)))
+    assert np.allclose(dotted, a.astype(np.float64) @ b.astype(np.float64), rtol=1e-5, atol=1e-5)
