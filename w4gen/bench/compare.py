@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 import statistics
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -118,7 +119,7 @@ def main(shapes: tuple[str, ...], formats: tuple[str, ...], dtype: str, out: Pat
             torch.cuda.empty_cache()
     facts = {
         "device": torch.cuda.get_device_name(), "date": datetime.date.today().isoformat(), "torch": torch.__version__,
-        "triton": toolchain.version(), "cuda": torch.version.cuda, "command": f"python -m w4gen.bench.compare --out {out}",
+        "triton": toolchain.version(), "cuda": torch.version.cuda, "command": " ".join(["python -m w4gen.bench.compare", *sys.argv[1:]]),
         "method": "graph replay over rotating copies of the weights (cold L2), median of medians, interleaved with cuBLAS",
         "host": host_us(1536, 256),
         "rows": rows,
