@@ -114,8 +114,9 @@ def compile_command(as_json: bool, emit: str, out: Path | None, check: bool, **o
     kinds = [kind for kind in emit.split(",") if kind]
     if unknown := set(kinds) - set(KINDS):
         raise W4Error(f"--emit {sorted(unknown)[0]!r} is not one of {', '.join(KINDS)}")
-    if binaries := {"cubin", "hsaco"} & set(kinds) and out is None:
-        raise W4Error(f"--emit {sorted(binaries)[0]} is binary: give --out FOLDER to write it to")
+    binaries = sorted({"cubin", "hsaco"} & set(kinds))
+    if binaries and out is None:
+        raise W4Error(f"--emit {binaries[0]} is binary: give --out FOLDER to write it to")
     if (kinds and as_json) or (out is not None and not kinds):
         raise W4Error("--emit writes texts and --json prints facts: give one of them, and --out only with --emit")
     problem, arch = asked(**options)

@@ -118,12 +118,16 @@ def main(shapes: tuple[str, ...], formats: tuple[str, ...], dtype: str, out: Pat
             click.echo(told(shape, row))
             torch.cuda.empty_cache()
     facts = {
-        "device": torch.cuda.get_device_name(), "date": datetime.date.today().isoformat(), "torch": torch.__version__,
-        "triton": toolchain.version(), "cuda": torch.version.cuda, "command": " ".join(["python -m w4gen.bench.compare", *sys.argv[1:]]),
+        "device": torch.cuda.get_device_name(),
+        "date": datetime.date.today().isoformat(),
+        "torch": torch.__version__,
+        "triton": toolchain.version(),
+        "cuda": torch.version.cuda,
+        "command": " ".join(["python -m w4gen.bench.compare", *sys.argv[1:]]),
         "method": "graph replay over rotating copies of the weights (cold L2), median of medians, interleaved with cuBLAS",
         "host": host_us(1536, 256),
         "rows": rows,
-    }  # fmt: skip
+    }
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(facts, indent=1) + "\n")
 
