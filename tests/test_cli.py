@@ -110,9 +110,8 @@ def test_emit_prints_texts(arch: str, kind: str, start: str, tmp_path: Path) -> 
 
 
 def test_emit_writes_binaries(tmp_path: Path) -> None:
-    done = w4gen(
-        "compile", "--shape", "1x256x64", "--arch", "sm_90", "--emit", "cubin,sass", "--out", f"{tmp_path}/out", cache=tmp_path
-    )
+    out = tmp_path / "out"
+    done = w4gen(*f"compile --shape 1x256x64 --arch sm_90 --emit cubin,sass --out {out}".split(), cache=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (out / "gemv.cubin").read_bytes()[:4] == b"\x7fELF"
     assert "LDG" in (out / "gemv.sass").read_text()

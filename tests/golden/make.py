@@ -7,6 +7,7 @@ from pathlib import Path
 import w4gen
 
 HERE = Path(__file__).parent
+README = HERE.parent.parent / "README.md"
 KERNELS: dict[str, tuple[str, str, dict[str, object]]] = {
     "m1_int4_g128": ("1x1536x256", "int4_g128", {}),
     "m16_int4_g128": ("16x1536x256", "int4_g128", {}),
@@ -23,7 +24,16 @@ def source(name: str) -> str:
     return w4gen.compile(shape, form, arch="portable", **options).source  # type: ignore[arg-type]
 
 
+def readme() -> str:
+    """README.md with the first golden between its kernel marks."""
+    text, (before, after) = README.read_text(), ("<!-- kernel -->", "<!-- /kernel -->")
+    kernel = source(next(iter(KERNELS))).split("\n\nPROBLEM")[0].rstrip()
+    start, end = text.index(before) + len(before), text.index(after)
+    return f"{text[:start]}\n```python\n{kernel}\n```\n{text[end:]}"
+
+
 if __name__ == "__main__":
+    README.write_text(readme())
     for name in KERNELS:
         (HERE / f"{name}.py").write_text(source(name))
         print(f"wrote {HERE / name}.py")

@@ -20,6 +20,10 @@ def test_a_golden_is_what_w4gen_renders(name: str) -> None:
     assert make.source(name) == (GOLDEN / f"{name}.py").read_text(), "run `make golden` and read the diff"
 
 
+def test_readme_shows_the_kernel_that_w4gen_renders() -> None:
+    assert make.readme() == make.README.read_text(), "run `make golden` and read the diff"
+
+
 def test_no_golden_is_left_over() -> None:
     assert {path.stem for path in GOLDEN.glob("*.py")} == {"make", *make.KERNELS}
 

@@ -63,7 +63,7 @@ class Linear(torch.nn.Module):
     """A linear layer over a quantized weight: `y[..., N] = x[..., K] · wᵀ + bias[N]`.
 
     Buffers: `codes` i32[words], `scale` [N, groups], `codebook` f32[2**bits] or none; the format and the layout travel in the
-    state dict beside them. Inference only.
+    state dict beside them. Gradients reach x and the bias, not the weight.
     """
 
     codes: torch.Tensor
