@@ -106,8 +106,12 @@ def shift_for(bits: int, per_unit: int, room: int) -> Shift:
     return Shift(every, max((bits * -(-(end - room) // (move * bits)) for move, end in ends), default=0))
 
 
-def decode(format: Format, dtype: DType, per_unit: int) -> Decode:
-    """The operations for `format` in words of `per_unit` codes, with values in `dtype` (f16, bf16 or f32)."""
+def decode(format: Format, dtype: DType, per_unit: int, in_place: bool = True) -> Decode:
+    """The operations for `format` in words of `per_unit` codes, with values in `dtype` (f16, bf16 or f32).
+
+    With `in_place` codes are decoded where they stand if the mantissa has room; without, each is shifted down to bit 0, so that
+    the operations are the same for every position.
+    """
     bits, mask = format.bits, 2**format.bits - 1
     if format.codebook is not None:
         each = Shift(1, bits)
@@ -116,7 +120,7 @@ def decode(format: Format, dtype: DType, per_unit: int) -> Decode:
         raise FormatError(
             f"{format.label}: {bits}-bit codes do not fit the {dtype.mantissa} mantissa bits of {dtype}: use f16 or f32"
         )
-    shift = shift_for(bits, per_unit, dtype.mantissa)
+    shift = shift_for(bits, per_unit, dtype.mantissa) if in_place else Shift(1, bits)
     field: tuple[Op, ...] = (shift,) if shift.step else ()
     bias = 2.0**dtype.mantissa
     exponent = (2 ** (dtype.bits - dtype.mantissa - 2) - 1 + dtype.mantissa) << dtype.mantissa

@@ -57,37 +57,48 @@ def offline(program: Program, data: dict[str, Any], xp: Any) -> dict[str, Any]:
 
 def interpret(program: Program, data: dict[str, Any]) -> Any:
     """`y` for `data` = constants and inputs (`x` [m, k], `bias` [n]) as NumPy arrays."""
-    run = _Run(program, data, np)
-    out = list(program)[-1]
-    loops = run.loops()
-    y = np.full(program.tile(out).shape, np.nan, np.float64)
-    for place in product(*(range(loops.get(loop, 1)) for loop in ("m", "n"))):
-        at = dict(zip(("m", "n"), place, strict=True))
-        tile = run.value(out, at)
-        corner = [at[axis] * size for axis, size in zip(("m", "n"), tile.shape, strict=True)]
-        window = tuple(slice(c, min(c + s, end)) for c, s, end in zip(corner, tile.shape, y.shape, strict=True))
-        y[window] = tile[tuple(slice(0, w.stop - w.start) for w in window)]
-    return round_to(program.problem.y, y)
+    return round_to(program.problem.y, _Run(program, data, np).value(list(program)[-1], {}))
 
 
 class _Run:
-    """One evaluation: what no Slice moves is computed once."""
+    """One evaluation: what no Slice of the same kernel moves is computed once."""
 
     def __init__(self, program: Program, data: dict[str, Any], xp: Any) -> None:
         self.program, self.data, self.xp = program, data, xp
         self.whole: dict[str, Any] = {}
+        # a Store puts blocks together, so what comes after it does not move with the blocks before it
+        cut = nx.DiGraph(program.graph)
+        cut.remove_edges_from([edge for name in program.of(Store) for edge in program.graph.out_edges(name)])
         slices = program.of(Slice)
-        self.moving = set(slices).union(*(nx.descendants(program.graph, name) for name in slices))
+        self.moving = set(slices).union(*(nx.descendants(cut, name) for name in slices)) - set(program.of(Store))
+        self.grids = {name: self.loops(nx.ancestors(cut, name)) for name in program.of(Store)}
 
-    def loops(self) -> dict[str, int]:
-        """Turns of every grid and step loop."""
+    def loops(self, among: set[str]) -> dict[str, int]:
+        """Turns of every grid and step loop of the slices among some nodes."""
         turns: dict[str, int] = {}
         for name in self.program.of(Slice):
             sizes = self.program.tile(self.program.source(name)).sizes
-            for block in self.program.op(name).blocks:  # type: ignore[union-attr]
+            for block in self.program.op(name).blocks if name in among else ():  # type: ignore[union-attr]
                 if block.loop:
                     turns[block.loop] = max(turns.get(block.loop, 1), -(-sizes[block.axis] // (block.size * block.every)))
         return turns
+
+    def stored(self, name: str) -> Any:
+        """What a Store writes, block by block of its grid."""
+        tile = self.program.tile(name)
+        whole = np.full(tile.shape, np.nan, np.float64)
+        turns = [range(self.grids[name].get(axis, 1)) for axis in tile.axes]
+        for place in product(*turns):
+            at = dict(zip(tile.axes, place, strict=True))
+            operands = {role: self.value(source, at) for role, source in self.program.operands(name).items()}
+            block = operands["acc" if "acc" in operands else "of"].astype(np.float64)
+            block = block + (operands["bias"].astype(np.float64) if "bias" in operands else 0)
+            order = [self.program.tile(self.program.source(name)).axes.index(axis) for axis in tile.axes]
+            block = block.transpose(order)
+            corner = [turn * size for turn, size in zip(place, block.shape, strict=True)]
+            window = tuple(slice(c, min(c + s, end)) for c, s, end in zip(corner, block.shape, whole.shape, strict=True))
+            whole[window] = block[tuple(slice(0, w.stop - w.start) for w in window)]
+        return whole
 
     def value(self, name: str, at: At) -> Any:
         """The tile of a node at one place of the grid and the loops."""
@@ -98,10 +109,13 @@ class _Run:
             if tuple(self.data[name].shape) != tile.shape:
                 raise ShapeError(f"{name} has shape {list(self.data[name].shape)}, the program needs {list(tile.shape)}")
             return self.data[name]
+        if isinstance(op, Store):
+            result = self.whole[name] = round_to(tile.element, self.stored(name))
+            return result
         if isinstance(op, Reduce) and op.loop:
-            turns = range(self.loops()[op.loop])
-            each = (self.value(self.program.source(name), {**at, op.loop: turn}) for turn in turns)
-            operands = {"of": sum(part.astype(np.float64) for part in each)}
+            operands = {"of": np.stack([self.turns(name, at, part, op) for part in range(op.split)])}
+            if op.split == 1:
+                operands = {"of": operands["of"][0]}
         else:
             operands = {role: self.value(source, at) for role, source in self.program.operands(name).items()}
         result = self.apply(op, name, operands, at)
@@ -110,6 +124,12 @@ class _Run:
         if name not in self.moving:
             self.whole[name] = result
         return result
+
+    def turns(self, name: str, at: At, part: int, op: Reduce) -> Any:
+        """The sum over every split-th turn of a loop, from `part` on."""
+        turns = range(part, self.loops(nx.ancestors(self.program.graph, name))[op.loop], op.split)
+        each = (self.value(self.program.source(name), {**at, op.loop: turn}).astype(np.float64) for turn in turns)
+        return sum(each)
 
     def apply(self, op: Any, name: str, operands: dict[str, Any], at: At) -> Any:
         xp, tile = self.xp, self.program.tile(name)
@@ -141,10 +161,9 @@ class _Run:
                 return self.convert(name, op, operands)
             case Dot(over):
                 return _dot(self.program, name, operands["w"], operands["x"], over, tile)
-            case Reduce(over):
-                return first.sum(axis=tuple(axes.index(axis) for axis in over), dtype=np.float64)
-            case Store():
-                return operands["acc"].astype(np.float64) + (operands["bias"].astype(np.float64) if "bias" in operands else 0)
+            case Reduce(over, _, split):
+                before = (["part"] if split > 1 else []) + axes
+                return first.sum(axis=tuple(before.index(axis) for axis in over), dtype=np.float64)
 
     def convert(self, name: str, op: Convert, operands: dict[str, Any]) -> Any:
         if "codes" in operands:

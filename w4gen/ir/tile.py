@@ -180,29 +180,39 @@ class Convert:
 
 @dataclass(frozen=True, slots=True)
 class Dot:
-    """Multiply `w` by `x` and sum over the axes `over`; `unit` is lanes (multiply-add) or mma (matrix cores)."""
+    """Multiply `w` by `x` and sum over the axes `over`; `unit` is lanes (multiply-add), mma (matrix cores) or vendor.
+
+    On matrix cores w is the `left` operand (y^T = w x^T, decoded in registers) or the `right` one (through shared memory).
+    `vendor` is a kernel that is not ours: the vendor's matmul of two matrices in memory.
+    """
 
     over: tuple[str, ...]
     unit: str = "lanes"
+    side: str = "right"
 
     def __str__(self) -> str:
-        return f"dot over {', '.join(self.over)} on {self.unit}"
+        return f"dot over {', '.join(self.over)} on {self.unit}" + (f", w {self.side}" if self.unit == "mma" else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """Sum over axes of the tile and, where `loop` names one, over the turns of a loop."""
+    """Sum over axes of the tile and, where `loop` names one, over the turns of a loop.
+
+    With `split` above 1 the turns are dealt out in rotation, and the result has an axis `part` of that many partial sums.
+    """
 
     over: tuple[str, ...] = ()
     loop: str = ""
+    split: int = 1
 
     def __str__(self) -> str:
-        return f"sum over {', '.join([*self.over, *([self.loop] if self.loop else [])])}"
+        parts = f", in {self.split} parts" if self.split > 1 else ""
+        return f"sum over {', '.join([*self.over, *([self.loop] if self.loop else [])])}{parts}"
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Add the bias if there is one, crop to `sizes`, round to the element, write."""
+    """Put the blocks of a grid together in memory: add the bias if there is one, crop to `sizes`, round to the element."""
 
     sizes: tuple[tuple[str, int], ...]
 
@@ -220,8 +230,10 @@ def sizes(op: Op, operands: dict[str, Tile]) -> dict[str, int]:
         case Slice(blocks):
             cut = {block.axis: block for block in blocks}
             return {a: cut[a].size if a in cut else s for a, s in first.items() if a not in cut or not cut[a].drop}
-        case Pad(grown) | Store(grown):
+        case Pad(grown):
             return {**first, **dict(grown)}
+        case Store(grown):
+            return dict(grown)
         case Pack(layout):
             if layout.bits == layout.unit:
                 return first
@@ -242,7 +254,8 @@ def sizes(op: Op, operands: dict[str, Tile]) -> dict[str, int]:
         case Dot(over):
             w, x = operands["w"].sizes, operands["x"].sizes
             return {a: {**w, **x}[a] for a in dict.fromkeys(("m", "n", *w)) if a in {**w, **x} and a not in over}
-        case Reduce(over):
-            return {axis: size for axis, size in first.items() if axis not in over}
+        case Reduce(over, _, split):
+            parts = {"part": split} if split > 1 else {}
+            return parts | {axis: size for axis, size in first.items() if axis not in over}
         case _:
             return first

@@ -71,6 +71,7 @@ ARCHES = {
     for arch in (
         replace(SM_80, name="portable"),
         SM_80,
+        Arch("sm_75", "cuda", 75, "T4", 40, 320, 64 * 1024, fragment=None, features=frozenset()),
         Arch("sm_86", "cuda", 86, "RTX 3090", 82, 936, 99 * 1024),
         Arch("sm_89", "cuda", 89, "RTX 4090", 128, 1008, 99 * 1024),
         Arch("sm_90", "cuda", 90, "H200 SXM", 132, 4800, 227 * 1024, features=HOPPER),

@@ -26,6 +26,7 @@ from w4gen.ir.tile import (
     Slice,
     Space,
     Split,
+    Store,
     Unpack,
 )
 from w4gen.ir.types import F32, I32, DType
@@ -139,7 +140,7 @@ def fold(program: Program, quad: int) -> Program:
     return rewrite(program, {"w.codes": words, "x.order": view("x"), "scale.order": view("scale"), "acc": dot})
 
 
-def place_scale(program: Program, unit: str, scale_at: str, origin: float) -> Program:
+def place_scale(program: Program, unit: str, side: str, scale_at: str, origin: float) -> Program:
     """Split the Dot into partial sums over the codes of a stretch, and scale these (or leave the scale on the weight).
 
     Lanes keep one partial sum each until the end; mma sums over the words of a step at once. An `origin` that the decoding left
@@ -155,7 +156,7 @@ def place_scale(program: Program, unit: str, scale_at: str, origin: float) -> Pr
         return operands["value"]
 
     def dot(b: Builder, operands: Operands) -> str:
-        part = b.add("part", Dot(("code",) if unit == "lanes" else inside, unit), operands, F32)
+        part = b.add("part", Dot(("code",) if unit == "lanes" else inside, unit, side), operands, F32)
         part = b.add("sums", Reduce(("quad",)), {"of": part}, F32) if unit == "lanes" else part
         if scale_at == "accumulator":
             # every code of the stretch has the scale of its first one
@@ -171,13 +172,25 @@ def place_scale(program: Program, unit: str, scale_at: str, origin: float) -> Pr
     return rewrite(program, {"w": weight, "acc": dot})
 
 
-def tile(program: Program, unit: str, n: int, m: int, **along: int) -> Program:
-    """Cut into blocks: n and m over the grid, one axis of k (lane, word or k itself) over steps.
+def dequantize(program: Program) -> Program:
+    """Write the scaled weight [N, K] to memory and multiply it by the vendor's matmul: two kernels."""
+    problem = program.problem
 
-    What does not divide is padded first, which prints as a mask.
+    def dot(b: Builder, operands: Operands) -> str:
+        crop = Store((("n", problem.n), ("k", problem.k)))
+        dense = b.add("w.dense", crop, {"of": operands["w"]}, b.tile(operands["w"]).element, Space.GLOBAL)
+        return b.add("acc", Dot(("k",), "vendor"), {"w": dense, "x": "x"}, F32)
+
+    return rewrite(program, {"acc": dot})
+
+
+def tile(program: Program, n: int, m: int = 0, split: int = 1, **along: int) -> Program:
+    """Cut into blocks: n and m over the grid, one axis of k (lane, word or k itself) over steps, dealt out to `split` programs.
+
+    What does not divide is padded first, which prints as a mask. With m=0 only the weight is cut, along n and k of the grid.
     """
     ((walked, size),) = along.items()
-    blocks = {"m": Block("m", m, "m"), "n": Block("n", n, "n"), walked: Block(walked, size, "step")}
+    blocks = {"m": Block("m", m, "m"), "n": Block("n", n, "n"), walked: Block(walked, size, "step" if m else walked)}
 
     def cut(short: str, view: str, *axes: str) -> Emit:
         def emit(b: Builder, operands: Operands) -> str:
@@ -191,19 +204,18 @@ def tile(program: Program, unit: str, n: int, m: int, **along: int) -> Program:
         return emit
 
     def accumulate(b: Builder, operands: Operands) -> str:
-        op = program.op("acc")
-        if isinstance(op, Dot):
-            operands, op = {"of": b.add("part", Dot(op.over, unit), operands, F32)}, Reduce()
-        return b.add("acc", Reduce(op.over if isinstance(op, Reduce) else (), "step"), operands, F32)
+        over = program.op("acc").over  # type: ignore[union-attr]
+        if split == 1:
+            return b.add("acc", Reduce(over, "step"), operands, F32)
+        parts = b.add("parts", Reduce(over, "step", split), operands, F32, Space.GLOBAL)
+        return b.add("acc", Reduce(("part",)), {"of": parts}, F32)
 
     w, x, scale = (last(program, *names) for names in VIEWS)
-    emit: dict[str, Emit] = {
-        w: cut("w", w, "n", walked),
-        x: cut("x", x, "m", walked),
-        scale: cut("scale", scale, "n", walked),
-        "acc": accumulate,
-    }
-    return rewrite(program, emit | ({"bias": cut("bias", "bias", "n")} if program.problem.bias else {}))
+    emit: dict[str, Emit] = {w: cut("w", w, "n", walked), scale: cut("scale", scale, "n", walked)}
+    if m:
+        emit |= {x: cut("x", x, "m", walked), "acc": accumulate}
+        emit |= {"bias": cut("bias", "bias", "n")} if program.problem.bias else {}
+    return rewrite(program, emit)
 
 
 VIEWS = (("w.quads", "codes.stored"), ("x.quads", "x.order", "x.pad", "x"), ("scale.quads", "scale.order", "scale.k"))

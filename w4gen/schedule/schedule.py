@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 from w4gen.errors import ScheduleError
 
-IN_PROGRAM = ("template", "block_m", "block_n", "block_k", "unit", "scale_at", "zero_at", "convert_at")
+IN_PROGRAM = ("template", "block_m", "block_n", "block_k", "split_k", "unit", "side", "scale_at", "zero_at", "convert_at")
 """The choices that applying a schedule writes into the program; the others a template must read."""
 
 
@@ -14,9 +14,11 @@ IN_PROGRAM = ("template", "block_m", "block_n", "block_k", "unit", "scale_at", "
 class Schedule:
     """How one piece is computed.
 
-    block_n, block_k: outputs and k per program and step · unit: lanes (multiply-add) or mma · scale_at, zero_at: weight or
+    block_n, block_k: outputs and k per program and step · unit: lanes (multiply-add), mma, or vendor (the vendor's matmul of a
+    dequantized weight) · side: of w in an mma · scale_at, zero_at: weight or
     accumulator · convert_at: register, shared, global · split_k: programs that share a k range · warps, stages: as Triton
-    counts them · maxnreg: registers a thread at most (0: the compiler's choice).
+    counts them · maxnreg: registers a thread at most (0: the compiler's choice) · vector: neighbouring words of a lane where w is
+    decoded in the order of the matrix instruction.
     """
 
     template: str
@@ -24,6 +26,7 @@ class Schedule:
     block_n: int = 1
     block_k: int = 128
     unit: str = "lanes"
+    side: str = "right"
     scale_at: str = "accumulator"
     zero_at: str = "weight"
     convert_at: str = "register"
@@ -31,13 +34,15 @@ class Schedule:
     warps: int = 4
     stages: int = 1
     maxnreg: int = 0
+    vector: int = 2
 
     def __post_init__(self) -> None:
         for name in ("block_m", "block_n", "block_k", "split_k", "warps", "stages"):
             if getattr(self, name) < 1:
                 raise ScheduleError(f"{name}={getattr(self, name)} is not positive")
         for name, allowed in (
-            ("unit", ("lanes", "mma")),
+            ("unit", ("lanes", "mma", "vendor")),
+            ("side", ("left", "right")),
             ("scale_at", ("weight", "accumulator")),
             ("zero_at", ("weight", "accumulator")),
             ("convert_at", ("register", "shared", "global")),
