@@ -25,7 +25,6 @@ from w4gen.ir.show import show as show_program
 from w4gen.ir.types import Format
 from w4gen.schedule import arch as arches
 from w4gen.schedule.cost import bytes_moved, floor_us
-from w4gen.schedule.rules import apply, pick
 
 KINDS = ("py", "ptx", "sass", "cubin", "amdgcn", "hsaco")
 SHAPE_HELP = "MxKxN: tokens x inputs x outputs (1x1536x256 is one token through a 1536 -> 256 projection)"
@@ -53,8 +52,8 @@ def question(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def asked(
     shape: str | None, m: int | None, k: int | None, n: int | None, format_name: str, dtype: str, bias: bool, arch: str
-) -> tuple[Problem, arches.Arch]:
-    """The problem and the arch that the options name. Raises `W4Error`."""
+) -> tuple[Problem, arches.Arch, int]:
+    """The problem, the arch and M that the options name. Raises `W4Error`."""
     if shape is not None and (m, k, n) != (None, None, None):
         raise ShapeError("--shape and --m --n --k both say the sizes: give one of the two")
     if shape is None and None in (m, k, n):
@@ -64,7 +63,7 @@ def asked(
     problem = api.problem_of(
         m=int(sizes[0] or 0), k=int(sizes[1] or 0), n=int(sizes[2] or 0), format=form, dtype_name=dtype, bias=bias
     )
-    return problem, arches.arch(arch or knobs.ARCH.read() or detected())
+    return problem, arches.arch(arch or knobs.ARCH.read() or detected()), int(sizes[0] or 0)
 
 
 def detected() -> str:
@@ -119,15 +118,15 @@ def compile_command(as_json: bool, emit: str, out: Path | None, check: bool, **o
         raise W4Error(f"--emit {binaries[0]} is binary: give --out FOLDER to write it to")
     if (kinds and as_json) or (out is not None and not kinds):
         raise W4Error("--emit writes texts and --json prints facts: give one of them, and --out only with --emit")
-    problem, arch = asked(**options)
+    problem, arch, rows = asked(**options)
     start = time.perf_counter()
     kernel = pipeline.compile(problem, arch)
-    binary = toolchain.build(kernel, arch)
+    binaries = toolchain.build(kernel, arch)
     seconds = time.perf_counter() - start
     if kinds:
-        emitted(kernel, binary, kinds, out)
+        emitted(kernel, binaries, kinds, out)
         return
-    facts = facts_of(kernel, arch, binary, seconds)
+    facts = facts_of(kernel, arch, binaries, seconds, rows)
     if check:
         facts["proof"] = proof(kernel)
     click.echo(json.dumps(facts, indent=1) if as_json else told(facts, kernel))
@@ -135,25 +134,29 @@ def compile_command(as_json: bool, emit: str, out: Path | None, check: bool, **o
         raise SystemExit(1)
 
 
-def emitted(kernel: Kernel, binary: toolchain.Binary, kinds: list[str], out: Path | None) -> None:
-    """Print or write what was asked for."""
-    for kind in kinds:
-        data = kernel.source.encode() if kind == "py" else binary.data(kind)
+def emitted(kernel: Kernel, binaries: dict[str, toolchain.Binary], kinds: list[str], out: Path | None) -> None:
+    """Print or write what was asked for: one text, and of everything else one for each function."""
+    texts = [(f"{kernel.name}.py", kernel.source.encode())] if "py" in kinds else []
+    texts += [(f"{name}.{kind}", binary.data(kind)) for kind in kinds if kind != "py" for name, binary in binaries.items()]
+    for name, data in texts:
         if out is None:
             click.echo(data.decode(), nl=False)
             continue
         out.mkdir(parents=True, exist_ok=True)
-        (out / f"{kernel.name}.{kind}").write_bytes(data)
-        click.echo(f"wrote {out / f'{kernel.name}.{kind}'}")
+        (out / name).write_bytes(data)
+        click.echo(f"wrote {out / name}")
 
 
-def facts_of(kernel: Kernel, arch: arches.Arch, binary: toolchain.Binary, seconds: float) -> dict[str, Any]:
+def facts_of(
+    kernel: Kernel, arch: arches.Arch, binaries: dict[str, toolchain.Binary], seconds: float, rows: int
+) -> dict[str, Any]:
     """Everything that `compile` tells, by name; units are in the names."""
     problem = kernel.problem
     stored = kernel.program.tile("codes.stored").layout
     padding = stored.size("k") / problem.k - 1 if stored is not None else 0.0
     return {
         "m": list(problem.m),
+        "rows": rows,
         "n": problem.n,
         "k": problem.k,
         "format": problem.format.label,
@@ -163,32 +166,39 @@ def facts_of(kernel: Kernel, arch: arches.Arch, binary: toolchain.Binary, second
         "target": f"sm_{arch.target}" if arch.backend == "cuda" else str(arch.target),
         "schedule": str(kernel.schedule),
         "kernel": str(cache.text_path(kernel)),
-        "registers": binary.registers,
-        "spills": binary.spills,
-        "shared_bytes": binary.shared_bytes,
-        "bytes_moved": sum(bytes_moved(kernel.program).values()),
+        "functions": list(binaries),
+        "registers": max(binary.registers for binary in binaries.values()),
+        "spills": sum(binary.spills for binary in binaries.values()),
+        "shared_bytes": max(binary.shared_bytes for binary in binaries.values()),
+        "bytes_moved": sum(bytes_moved(kernel.program, rows).values()),
         "padding": round(padding, 4),
-        "floor_us": round(floor_us(kernel.program, arch), 3),
+        "floor_us": round(floor_us(kernel.program, arch, rows), 3),
         "seconds": round(seconds, 3),
-        "cached": binary.cached,
+        "cached": all(binary.cached for binary in binaries.values()),
     }
 
 
 def told(facts: dict[str, Any], kernel: Kernel) -> str:
     """The facts in words."""
-    low, high = facts["m"]
-    tokens = "1 token" if high == 1 else f"{low} to {high} tokens"
+    (low, high), rows = facts["m"], facts["rows"]
     schedule, problem, n, k = kernel.schedule, kernel.problem, facts["n"], facts["k"]
-    unit = "multiply-add lanes" if schedule.unit == "lanes" else "matrix cores"
-    tile = f"each {count(schedule.block_n, 'output')} in {count(-(-k // schedule.block_k), 'step')} of {schedule.block_k} k"
+    programs = kernel.programs(kernel.pieces[0], rows)
+    grid = f"{count(programs[0] * programs[1] * programs[2], 'program')} of {count(schedule.warps, 'warp')}"
+    units = {
+        "lanes": "multiplied on multiply-add lanes",
+        "mma": f"multiplied on matrix cores, w as the {schedule.side} operand",
+        "vendor": "dequantized to memory, then the vendor's matmul",
+    }
+    tile = f"each {count(schedule.block_n, 'output')} by {schedule.block_k} k at a time"
+    split = f", k shared by {schedule.split_k} programs and added up by a second function" if schedule.split_k > 1 else ""
     scales = "each weight is scaled" if schedule.scale_at == "weight" else "sums of products are scaled, not weights"
     zero = "; so is the zero point" if schedule.zero_at == "accumulator" else ""
     cached = ", found in the cache" if facts["cached"] else ""
     lines = [
-        ("asked", f"y[{high}, {n}] = x[{high}, {k}] · wᵀ: {tokens} through a {k} -> {n} projection"),
+        ("asked", f"y[{rows}, {n}] = x[{rows}, {k}] · wᵀ: {count(rows, 'token')} through a {k} -> {n} projection"),
         ("format", f"{facts['format']}, x and y in {facts['x']}, sums in {problem.accumulate}"),
         ("kernel", facts["kernel"]),
-        ("schedule", f"{count(kernel.grid, 'program')} of {count(schedule.warps, 'warp')}, {tile}, on {unit}"),
+        ("schedule", f"{grid}, {tile}, {units[schedule.unit]}{split}"),
         ("why", f"the rules' choice for M={low}..{high} (nothing was timed): {scales}{zero}"),
         ("arch", f"{facts['arch']} ({facts['board']})"),
         ("needs", f"{facts['registers']} registers a thread, {facts['spills']} spills, {facts['shared_bytes']} bytes shared"),
@@ -229,18 +239,12 @@ def proof(kernel: Kernel) -> str:
 def show(what: str, **options: Any) -> None:
     """Show the program (ir), the schedule or the text of a kernel."""
     problem, arch = asked(**options)
-    if what == "ir" and api.refusal(problem, arch):
-        # no template yet, but the program can be looked at
-        logical = lower(problem)
-        schedule = pick(logical, arch)
-        scheduled = apply(logical, schedule, arch)
-    else:
-        kernel = pipeline.compile(problem, arch)
-        schedule, scheduled = kernel.schedule, kernel.program
+    kernel = pipeline.compile(problem, arch)
     if what == "ir":
-        click.echo(f"logical\n{show_program(lower(problem))}\n\nscheduled: {schedule}\n{show_program(scheduled)}")
+        logical, scheduled = show_program(lower(problem)), show_program(kernel.program)
+        click.echo(f"logical\n{logical}\n\nscheduled: {kernel.schedule}\n{scheduled}")
     else:
-        click.echo(kernel.source if what == "kernel" else str(schedule), nl=what == "schedule")
+        click.echo(kernel.source if what == "kernel" else str(kernel.schedule), nl=what == "schedule")
 
 
 @cli.command()

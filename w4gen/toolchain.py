@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from w4gen import cache
-from w4gen.codegen.render import Kernel
+from w4gen.codegen.render import Kernel, Piece
 from w4gen.codegen.tl import pointer
 from w4gen.errors import ToolchainError
-from w4gen.ir.tile import Input
+from w4gen.ir.tile import Space
+from w4gen.ir.types import DType
 from w4gen.schedule.arch import Arch
 
 TYPES = {"f16": "*fp16", "bf16": "*bf16", "f32": "*fp32", "i32": "*i32"}
@@ -75,46 +76,52 @@ def module(source: str, name: str) -> types.ModuleType:
     return made
 
 
-def function(kernel: Kernel) -> Any:
-    """The Triton function of a kernel, under whichever mode (compiler, interpreter) triton was imported in."""
-    return getattr(module(kernel.source, kernel.name), kernel.name)
+def function(kernel: Kernel, piece: Piece) -> Any:
+    """A Triton function of a kernel, under whichever mode (compiler, interpreter) triton was imported in."""
+    return getattr(module(kernel.source, kernel.name), piece.name)
 
 
-def build(kernel: Kernel, arch: Arch) -> Binary:
-    """Compile for `arch`, or find it compiled. Raises `ToolchainError` with the compiler's first line."""
-    key = cache.address(kernel.source, str(arch.target), version(), _assembler(), _options(kernel))
+def build(kernel: Kernel, arch: Arch) -> dict[str, Binary]:
+    """Compile every function for `arch`, or find it compiled. Raises `ToolchainError` with the compiler's last line."""
+    return {piece.name: build_piece(kernel, piece, arch) for piece in kernel.pieces}
+
+
+def build_piece(kernel: Kernel, piece: Piece, arch: Arch) -> Binary:
+    """Compile one function for `arch`, or find it compiled."""
+    key = cache.address(kernel.source, piece.name, str(arch.target), version(), _assembler(), _options(kernel))
     found = cache.find(kernel.source, key)
     if found is None:
         with cache.lock(kernel.source, key):
             found = cache.find(kernel.source, key)
             if found is None:
-                return _binary(cache.publish(kernel.source, key, _compile(kernel, arch)), cached=False)
+                return _binary(cache.publish(kernel.source, key, _compile(kernel, piece, arch)), cached=False)
     return _binary(found, cached=True)
 
 
-def load(kernel: Kernel, arch: Arch) -> Any:
+def load(kernel: Kernel, piece: Piece, arch: Arch) -> Any:
     """A launchable `triton.compiler.CompiledKernel`, from the cache where it is there."""
     from triton.compiler.compiler import CompiledKernel
 
-    binary = build(kernel, arch)
-    group = {f"{kernel.name}.{kind}": str(path) for kind, path in binary.files.items() if kind in ("json", "cubin", "hsaco")}
-    return CompiledKernel(_source(kernel), group, cache.address(kernel.source))
+    binary = build_piece(kernel, piece, arch)
+    group = {f"{piece.name}.{kind}": str(path) for kind, path in binary.files.items() if kind in ("json", "cubin", "hsaco")}
+    return CompiledKernel(_source(kernel, piece), group, cache.address(kernel.source))
 
 
-def _source(kernel: Kernel) -> Any:
+def _source(kernel: Kernel, piece: Piece) -> Any:
     from triton.compiler import ASTSource
 
-    signature, aligned = {"m_count": "i32"}, {}
     program = kernel.program
-    for name in (*program.kept, *program.of(Input), "y"):
-        signature[pointer(program, name)] = TYPES[program.tile(name).element.name]
-    for position, argument in enumerate(kernel.arguments):
+    signature, aligned = {"m_count": "i32"}, {}
+    for name in program:
+        if program.tile(name).space is Space.GLOBAL and isinstance(element := program.tile(name).element, DType):
+            signature[pointer(program, name)] = TYPES[element.name]
+    for position, argument in enumerate(piece.arguments):
         if argument != "m_count":
             aligned[(position,)] = [["tt.divisibility", 16]]
-    return ASTSource(function(kernel), {name: signature[name] for name in kernel.arguments}, {}, aligned)
+    return ASTSource(function(kernel, piece), {name: signature[name] for name in piece.arguments}, {}, aligned)
 
 
-def _compile(kernel: Kernel, arch: Arch) -> dict[str, bytes]:
+def _compile(kernel: Kernel, piece: Piece, arch: Arch) -> dict[str, bytes]:
     """The files of a binary: Triton's metadata, the binary, its text, and `facts.json`."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -124,9 +131,9 @@ def _compile(kernel: Kernel, arch: Arch) -> dict[str, bytes]:
         raise ToolchainError("nothing can be compiled under TRITON_INTERPRET=1: unset it, or ask in another process")
     target = GPUTarget(arch.backend, arch.target, arch.warp)
     try:
-        made = triton.compile(_source(kernel), target=target, options=json.loads(_options(kernel)))
+        made = triton.compile(_source(kernel, piece), target=target, options=json.loads(_options(kernel)))
     except (TritonError, RuntimeError, ValueError, TypeError, subprocess.CalledProcessError) as error:
-        raise ToolchainError(f"{kernel.name} for {arch.name}: {str(error).strip().splitlines()[-1]}") from error
+        raise ToolchainError(f"{piece.name} for {arch.name}: {str(error).strip().splitlines()[-1]}") from error
     binary, text = ("cubin", "ptx") if arch.backend == "cuda" else ("hsaco", "amdgcn")
     path = next(path for name, path in made.metadata_group.items() if name.endswith(".json"))
     files = {"json": Path(path).read_bytes(), binary: made.asm[binary], text: made.asm[text].encode()}

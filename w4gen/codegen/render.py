@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,172 +12,47 @@ import jinja2
 
 from w4gen import paths
 from w4gen.codegen import tl
-from w4gen.codegen.index import suffixed
+from w4gen.codegen.printer import PRINTERS
 from w4gen.errors import TemplateError
 from w4gen.formats import FAMILIES
 from w4gen.ir.lower import lower
 from w4gen.ir.problem import Problem
 from w4gen.ir.program import Program
-from w4gen.ir.tile import Input, Reduce, Slice
+from w4gen.ir.tile import Space
 from w4gen.schedule.arch import ARCHES
 from w4gen.schedule.rules import apply
-from w4gen.schedule.schedule import IN_PROGRAM, Schedule
+from w4gen.schedule.schedule import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One function of a kernel's text: its arguments in order, and per grid axis what it runs along and by how much."""
+
+    name: str
+    arguments: tuple[str, ...]
+    grid: tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Kernel:
-    """The text of a kernel and what its launch needs: one program per `grid`, arguments in this order, then m."""
+    """The text of a kernel and what its launch needs: its functions, run in order (then, for a vendor's matmul, that)."""
 
     name: str
     source: str
-    arguments: tuple[str, ...]
-    grid: int
+    pieces: tuple[Piece, ...]
     problem: Problem
     schedule: Schedule
     program: Program
 
+    def programs(self, piece: Piece, m: int, n: int = 0) -> tuple[int, int, int]:
+        """The grid of a function for `m` rows of x (and the first `n` outputs only)."""
+        whole = self.problem.n
+        extents = {"m": m, "n": n or whole, "k": self.problem.k, "part": self.schedule.split_k, "y": m * whole}
+        counts = [-(-extents[axis] // size) for axis, size in piece.grid]
+        return (*counts, 1, 1)[:3]  # type: ignore[return-value]
+
     def __repr__(self) -> str:
-        return f"<kernel {self.name}, {self.grid} programs: {self.problem} | {self.schedule}>"
-
-
-class Choices:
-    """The schedule as a template sees it: remembers which fields were read."""
-
-    def __init__(self, schedule: Schedule) -> None:
-        self._schedule, self.read = schedule, set(IN_PROGRAM)
-
-    def __getattr__(self, name: str) -> Any:
-        self.read.add(name)
-        return getattr(self._schedule, name)
-
-
-class Printer:
-    """What a template can call. Every call prints the nodes on one operand's path and enters them in the ledger."""
-
-    def __init__(self, program: Program, schedule: Schedule) -> None:
-        self.program, self.schedule = program, Choices(schedule)
-        self.ledger: Counter[str] = Counter()
-        dot = program.operands("part")
-        self.chains = {"w": tl.chain(program, dot["w"]), "x": tl.chain(program, dot["x"])}
-        scaling = next(name for name in program if "scale" in program.operands(name))
-        self.chains["scale"] = tl.chain(program, program.operands(scaling)["scale"])
-        if "codebook" in program.graph:
-            self.chains["codebook"] = ["codebook.tile"]
-        self.spans = program.tile("part").sizes.get("span", 1)
-        self.out = list(program)[-1]
-        self.blocks = self.agreed_blocks()
-
-    def agreed_blocks(self) -> dict[str, int]:
-        """Elements of a block along each axis, which every tile of the kernel must share."""
-        blocks: dict[str, int] = {}
-        for name in self.program.of(Slice):
-            for block in self.program.op(name).blocks:  # type: ignore[union-attr]
-                if block.loop and blocks.setdefault(block.axis, block.size) != block.size:
-                    raise TemplateError(f"{name} takes {block.size} along {block.axis}, the tiles before it {blocks[block.axis]}")
-        return blocks
-
-    def calls(self) -> dict[str, Any]:
-        names = ("constants", "magic", "load", "decode", "zeros", "dot", "scale", "reduce", "store")
-        return {name: getattr(self, name) for name in names}
-
-    def constants(self) -> str:
-        """Sizes of the problem and of its tiles, as constants."""
-        program, w, blocks = self.program, self.program.tile("w.tile").sizes, self.blocks
-        walked = "lane" if "lane" in blocks else "word"
-        codes = program.tile("w.codes").sizes["code"] * self.spans
-        steps = -(-program.tile(program.source("w.tile")).sizes[walked] // blocks[walked])
-        rows = [
-            ("N", program.tile(self.out).sizes["n"], "outputs"),
-            ("K", program.tile("x").sizes["k"], "inputs"),
-            ("BLOCK_M", blocks["m"], "rows of x per program"),
-            ("BLOCK_N", blocks["n"], "outputs per program"),
-            (f"{walked.upper()}S", w[walked], f"{walked}s per step, {blocks[walked] * w.get('quad', 1) * codes} k in all"),
-            *([("QUAD", w["quad"], "words of a lane")] if "quad" in w else []),
-            ("STEPS", steps, "steps along k"),
-            ("SPANS", self.spans, "stretches of a word's codes under one scale"),
-            ("CODES", program.tile("w.codes").sizes["code"], "codes of a stretch"),
-        ]
-        return "\n".join(f"{name} = tl.constexpr({value})  # {why}" for name, value, why in rows)
-
-    def magic(self) -> str:
-        """A constant that decoding needs in a register."""
-        return "\n".join(tl.magic(self.program))
-
-    def load(self, operand: str, extra: str = "") -> str:
-        """Bring one block of `w`, `x`, `scale` or `codebook` to registers; `extra` goes into the load as it is."""
-        names = self.chains[operand]
-        last = max(index for index, name in enumerate(names) if isinstance(self.program.op(name), Slice))
-        lines = self.view(names[: last + 1], f", {extra}" if extra else "")
-        if operand != "w":
-            lines += [line for name in names[last + 1 :] for line in self.node(name)]
-        return "\n".join(lines)
-
-    def decode(self, operand: str) -> str:
-        """Turn the codes of `w` into values."""
-        names = self.chains[operand]
-        last = max(index for index, name in enumerate(names) if isinstance(self.program.op(name), Slice))
-        rest = [name for name in names[last + 1 :] if "scale" not in self.program.operands(name)]
-        return "\n".join(line for name in rest for line in self.node(name))
-
-    def zeros(self, loop: str, *names: str) -> str:
-        """Sums over the turns of `loop` that start at zero; names that the program does not have are left out."""
-        extents = {"m": "BLOCK_M", "n": "BLOCK_N", "word": "WORDS", "lane": "LANES", "quad": "QUAD"}
-        lines = []
-        for name in (name for name in names if name in self.program.graph):
-            op, tile = self.program.op(name), self.program.tile(name)
-            over = op.loop or op.over[0] if isinstance(op, Reduce) else op.over[-1]  # type: ignore[union-attr]
-            if over != loop:
-                raise TemplateError(f"{name} sums over {over}, the template starts it anew for each turn around {loop}")
-            shape = ", ".join(extents[axis] for axis in tl.dims(self.program, tile))
-            lines.append(f"{tl.variable(name)} = tl.zeros([{shape}], {tl.type_of(tile)})")
-        return "\n".join(lines)
-
-    def dot(self) -> str:
-        """Multiply and add to the partial sums; add x to its own sum where the program has one."""
-        return "\n".join(line for name in ("part", "x.sum") if name in self.program.graph for line in self.node(name))
-
-    def scale(self, operand: str) -> str:
-        """Apply the scale to `w` or to the partial sums (`acc`)."""
-        return "\n".join(self.node("w" if operand == "w" else "scaled"))
-
-    def reduce(self, *names: str) -> str:
-        """Sums over axes of a tile, or over steps; names that the program does not have are left out."""
-        return "\n".join(line for name in names if name in self.program.graph for line in self.node(name))
-
-    def store(self) -> str:
-        """Add the bias, round and write."""
-        out, program = self.out, self.program
-        lines, roles = [], program.operands(out)
-        value, axes = tl.variable(roles["acc"]), tl.dims(program, program.tile(roles["acc"]))
-        if "bias" in roles:
-            lines += self.view(tl.chain(program, roles["bias"]))
-            bias = suffixed(tl.variable(roles["bias"]), tl.dims(program, program.tile(roles["bias"])), axes)
-            lines.append(f"{value} += {bias}.to(tl.float32)")
-        m, n = (suffixed(axis, (axis,), axes) for axis in ("m", "n"))
-        row, fits = (f"{m} * N + ", f"({m} < m_count) & ({n} < N)") if "m" in axes else ("", f"{n} < N")
-        lines.append(f"tl.store(y_ptr + {row}{n}, {value}.to({tl.type_of(program.tile(out))}), mask={fits})")
-        self.ledger[out] += 1
-        return "\n".join(lines)
-
-    def view(self, names: list[str], extra: str = "") -> list[str]:
-        """One load through the slices, pads and maps `names`."""
-        self.ledger.update(names)
-        return tl.Walk(self.program, names[-1], self.spans).load(names[-1], extra)
-
-    def node(self, name: str) -> list[str]:
-        self.ledger[name] += 1
-        return tl.conversion(self.program, name)
-
-    def settle(self, template: str) -> None:
-        """Every per-call node printed exactly once, every choice of the schedule read. Raises `TemplateError`."""
-        for name in self.program.per_call:
-            if self.ledger[name] != (expected := 0 if isinstance(self.program.op(name), Input) else 1):
-                raise TemplateError(
-                    f"{template} prints {name} ({self.program.op(name)}) {self.ledger[name]} times, not {expected}"
-                )
-        for field in fields(Schedule):
-            if field.name not in self.schedule.read and getattr(self.schedule._schedule, field.name) != field.default:
-                raise TemplateError(f"{template} never reads {field.name} of the schedule: leave it at {field.default}")
+        return f"<kernel {self.name} of {len(self.pieces)} functions: {self.problem} | {self.schedule}>"
 
 
 def environment(folder: Path) -> jinja2.Environment:
@@ -208,7 +82,9 @@ def environment(folder: Path) -> jinja2.Environment:
 def render(program: Program, schedule: Schedule, arch: str, folder: Path | None = None) -> Kernel:
     """The kernel of a scheduled program. Raises `TemplateError` where the template does not print just that program."""
     name = f"{schedule.template}.py.jinja"
-    printer = Printer(program, schedule)
+    if schedule.template not in PRINTERS:
+        raise TemplateError(f"no printer for a template {schedule.template}: there are {', '.join(PRINTERS)}")
+    printer = PRINTERS[schedule.template](program, schedule)
     problem = program.problem
     printer.schedule.warps, printer.schedule.stages, printer.schedule.maxnreg  # noqa: B018  the launch reads these
     try:
@@ -232,13 +108,17 @@ def render(program: Program, schedule: Schedule, arch: str, folder: Path | None 
     return _kernel(source, program, schedule)
 
 
-def _arguments(source: str, name: str, program: Program) -> tuple[str, ...]:
-    """The arguments of the kernel called `name` in `source`; they must be the global tiles of the program."""
-    kernel = next(node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == name)
-    found = [argument.arg for argument in kernel.args.args]
-    tiles = {"y_ptr", "m_count", *(tl.pointer(program, name) for name in program.kept + program.of(Input))}
-    if set(found) != tiles:
-        raise TemplateError(f"{name} takes {', '.join(found)}; the program has {', '.join(sorted(tiles))}")
+def _arguments(source: str, name: str, program: Program, nodes: list[str]) -> tuple[str, ...]:
+    """The arguments of the function `name` in `source`; they must be the tiles that its nodes share with memory."""
+    function = next((n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == name), None)
+    if function is None:
+        raise TemplateError(f"the text defines no function {name}")
+    found = [argument.arg for argument in function.args.args]
+    read = {source for node in nodes for source in program.operands(node).values() if source not in nodes}
+    shared = read | {node for node in nodes if program.tile(node).space is Space.GLOBAL}
+    tiles = {tl.pointer(program, tile) for tile in shared}
+    if set(found) - {"m_count"} != tiles:
+        raise TemplateError(f"{name} takes {', '.join(found)}; its nodes use {', '.join(sorted(tiles))}")
     return tuple(found)
 
 
@@ -253,10 +133,25 @@ def read(source: str) -> Kernel:
     return _kernel(source, program, schedule)
 
 
+GRIDS = {
+    "gemv": ("n",),
+    "gemm": ("m", "n", "part"),
+    "dequant": ("k", "n"),
+    "add_parts": ("y",),
+}
+"""What the grid axes of a template's functions run along."""
+
+FLAT = 1024
+"""Elements of y that one program adds up."""
+
+
 def _kernel(source: str, program: Program, schedule: Schedule) -> Kernel:
-    grid = -(-program.problem.n // schedule.block_n)
-    name = schedule.template
-    return Kernel(name, source, _arguments(source, name, program), grid, program.problem, schedule, program)
+    blocks = {"m": schedule.block_m, "n": schedule.block_n, "k": schedule.block_k, "part": 1, "y": FLAT}
+    pieces = []
+    for name, names in zip((schedule.template, "add_parts"), program.ours, strict=False):
+        grid = tuple((axis, blocks[axis]) for axis in GRIDS[name])
+        pieces.append(Piece(name, _arguments(source, name, program, names), grid))
+    return Kernel(schedule.template, source, tuple(pieces), program.problem, schedule, program)
 
 
 def _facts(program: Program, schedule: Schedule) -> str:

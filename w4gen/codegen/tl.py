@@ -7,14 +7,16 @@ from w4gen.errors import TemplateError
 from w4gen.ir import decode as d
 from w4gen.ir.layout import Layout
 from w4gen.ir.program import Program
-from w4gen.ir.tile import Const, Convert, Dot, Field, Fold, Input, Pad, Reduce, Repeat, Slice, Space, Split, Tile
+from w4gen.ir.tile import Const, Convert, Dot, Field, Fold, Input, Pad, Reduce, Repeat, Slice, Space, Split, Tile, Unpack
 from w4gen.ir.types import I32, DType
 
 TYPES = {"f16": "tl.float16", "bf16": "tl.bfloat16", "f32": "tl.float32", "i32": "tl.int32"}
 STATIC = ("span", "code")
 """Axes that a kernel unrolls: loops over constants, not axes of its tensors."""
-ORDER = ("m", "lane", "n", "word", "quad", "c")
+ORDER = ("m", "lane", "n", "word", "k", "quad", "c")
 """The order of a tensor's axes: lanes first, so that Triton spreads them over threads, then rows, then a thread's own words."""
+LEFT = ("n", "m", "k", "c")
+"""The order where w is the left operand of the Dot."""
 
 
 def variable(name: str) -> str:
@@ -31,12 +33,13 @@ def type_of(tile: Tile) -> str:
 
 def pointer(program: Program, name: str) -> str:
     """The argument that a global tile is passed as."""
-    return f"{name.removesuffix('.stored')}_ptr"
+    return f"{name.removesuffix('.stored').removeprefix('w.')}_ptr"
 
 
 def dims(program: Program, tile: Tile) -> tuple[str, ...]:
     """The axes of the tensor that holds a tile: not those unrolled, and not m where there is one row."""
-    return tuple(axis for axis in ORDER if axis in tile.axes and not (axis == "m" and program.problem.m == (1, 1)))
+    order = LEFT if any(op.side == "left" for op in map(program.op, program.of(Dot)) if isinstance(op, Dot)) else ORDER
+    return tuple(axis for axis in order if axis in tile.axes and not (axis == "m" and program.problem.m == (1, 1)))
 
 
 def chain(program: Program, name: str) -> list[str]:
@@ -54,9 +57,10 @@ class Walk:
     def __init__(self, program: Program, name: str, spans: int) -> None:
         self.program, self.spans = program, spans
         tile = program.tile(name)
-        self.dims = dims(program, tile)
+        self.dims = self.axes(tile)
         self.masks: list[str] = []
         self.lines: list[str] = []
+        self.shift = ""
         self.index = {axis: Index((Term(*self.start(axis)),)) for axis in tile.axes if axis not in STATIC}
         self.code = Term("code") if "code" in tile.axes else Term("span * CODES" if spans > 1 else "0")
         while not program.tile(name).kept and not isinstance(program.op(name), Const | Input):
@@ -66,10 +70,14 @@ class Walk:
         if isinstance(program.op(name), Input) and "m" in self.dims:
             self.masks.insert(0, f"{suffixed('m', ('m',), self.dims)} < m_count")
         strides = _strides(program.tile(name))
-        self.address = Index(())
-        for axis in program.tile(name).axes:
+        self.address = self.index.get("unit", Index(()))
+        for axis in program.tile(name).axes if "unit" not in self.index else ():
             scaled = self.index[axis].times(strides[axis])
             self.address = Index(self.address.terms + (scaled.terms if scaled.floor == 1 else (self.named(axis, scaled),)))
+
+    def axes(self, tile: Tile) -> tuple[str, ...]:
+        """The axes of the tensor that is loaded."""
+        return dims(self.program, tile)
 
     def start(self, axis: str) -> tuple[str, tuple[str, ...]]:
         """The variable that runs along an axis (of a codebook, its entries)."""
@@ -95,12 +103,29 @@ class Walk:
                     self.masks.append(f"{self.index[axis].render(self.dims)} < {limit}")
             case Repeat(group):
                 self.index["g"] = self.index.pop("k").quotient(group)
+            case Unpack(layout):
+                self.unpack(layout)
             case Split(layout):
                 self.index["k"] = self.split(layout)
                 if name == "x.order":
                     self.index["k"] = Index((self.named("k", self.index["k"]),))
             case _:
                 raise TemplateError(f"{name} ({op}) cannot be read through: only slices, pads and maps are views")
+
+    def unpack(self, layout: Layout) -> None:
+        """The unit that holds an element, and the bit of it at which the element starts, digit by digit."""
+        units: list[Term] = []
+        bits: list[Term] = []
+        for axis in layout.axes:
+            index, below = self.index[axis], 1
+            for digit in (digit for digit in layout.digits if digit.axis == axis):
+                part = index.quotient(below)
+                below *= digit.size
+                part = part if below == layout.size(axis) else part.remainder(digit.size)
+                inside = digit.stride < layout.unit
+                (bits if inside else units).extend(part.times(digit.stride if inside else digit.stride // layout.unit).terms)
+        self.index["unit"] = Index(tuple(term for term in units if term.modulo != 1))
+        self.shift = Index(tuple(term for term in bits if term.modulo != 1)).render(self.dims)
 
     def split(self, layout: Layout) -> Index:
         """k as the digits of word and code."""
@@ -130,7 +155,37 @@ class Walk:
             mask = f", mask={inside}, other={zero}"
         if len(where) + len(mask) + len(extra) > 80:
             lines, where = [*lines, f"{variable(name)}_at = {where}"], f"{variable(name)}_at"
-        return [*lines, f"{variable(name)} = tl.load({memory} + {where}{mask}{extra})"]
+        shift = f" >> ({self.shift})" if self.shift else ""
+        return [*lines, f"{variable(name)} = tl.load({memory} + {where}{mask}{extra}){shift}"]
+
+
+class Gathered(Walk):
+    """A walk whose indices n and word are tensors of the same shape, made by the template."""
+
+    def axes(self, tile: Tile) -> tuple[str, ...]:
+        return ()
+
+    def start(self, axis: str) -> tuple[str, tuple[str, ...]]:
+        return axis, ()
+
+
+class Natural(Walk):
+    """A walk along k itself, where the codes of a step's words, one position after the other, are neighbouring k."""
+
+    def axes(self, tile: Tile) -> tuple[str, ...]:
+        return ("m", "k")
+
+    def split(self, layout: Layout) -> Index:
+        run = next(digit.size for digit in layout.digits if digit.axis == "k")
+        if run != self.program.tile("w.tile").sizes["word"]:
+            raise TemplateError(
+                f"a step of {self.program.tile('w.tile').sizes['word']} words does not hold whole runs of {run} k"
+            )
+        self.index.pop("word")
+        return Index((Term("k", ("k",)),))
+
+    def named(self, axis: str, index: Index) -> Term:
+        return index.terms[0]
 
 
 def _strides(tile: Tile) -> dict[str, int]:
@@ -174,6 +229,30 @@ def expression(op: d.Op, text: str, low: str) -> str:
             return f"look_up(codebook_tile, {bare(text)})" + ("" if dtype.name == "f32" else f".to({TYPES[dtype.name]})")
 
 
+def pairs(program: Program, name: str) -> list[str]:
+    """The lines that decode pairs of codes of `w_tile` into `name`, the left operand of a matrix instruction."""
+    how, form, value = _decoding(program), program.problem.format, variable(name)
+    mask, times, plus = 2**form.bits - 1, form.step, next(op.plus.value(0) for op in how.value if isinstance(op, d.Fma))
+    scaled = "" if times == 1 else f" * {times!r}"
+    return [
+        "u, v = tl.split(w_tile.reshape([32 * WARPS, 4 * REPEAT, 2]))",
+        "half = (span * CODES // PER_HALF + tl.arange(0, HALVES)) * 16",
+        f"low = (span * CODES % PER_HALF + tl.arange(0, IN_HALF)) * {form.bits}",
+        "pair = ((u[:, :, None] >> half[None, None, :]) & 0xFFFF) | ((v[:, :, None] >> half[None, None, :]) << 16)",
+        f"w_bits = ((pair[:, :, :, None] >> low[None, None, None, :]) & 0x{mask << 16 | mask:08X}) | magic",
+        f"{value} = halves(w_bits){scaled} + {plus!r}".replace("+ -", "- "),
+        f"{value} = {value}.reshape([4, 8, WARPS, REPEAT, 2, 4 // VECTOR, VECTOR // 2, HALVES, IN_HALF, 2])",
+        f"{value} = {value}.permute([3, 2, 4, 1, 7, 8, 5, 0, 6, 9]).reshape([BLOCK_N, 16 * CODES])",
+    ]
+
+
+def paired(program: Program) -> tuple[str, str]:
+    """The exponent bits of a pair of values, and their type."""
+    how = _decoding(program)
+    bits = next(op.bits for op in how.value if isinstance(op, d.Or))
+    return f"0x{bits << 16 | bits:08X}", TYPES[how.dtype.name]
+
+
 def magic(program: Program) -> list[str]:
     """The exponent bits that 32-bit codes are or-ed with, as a value that ptxas does not know: then and + or are one LOP3."""
     bits = [op.bits for op in _decoding(program).value if isinstance(op, d.Or) and op.bits > 0xFFFF]
@@ -205,7 +284,7 @@ def conversion(program: Program, name: str) -> list[str]:
     """The lines of one Convert, Field, Dot or Reduce of a loop."""
     op, tile, roles = program.op(name), program.tile(name), program.operands(name)
     source = variable(program.source(name))
-    if tile.space is not Space.REGISTER:
+    if tile.space is Space.SHARED or (tile.space is Space.GLOBAL and not isinstance(op, Reduce)):
         raise TemplateError(f"{name} lives in {tile.space.value} memory: this printer keeps what it converts in registers")
     match op:
         case Field():
@@ -235,6 +314,9 @@ def conversion(program: Program, name: str) -> list[str]:
                 x = f"({x} * (2.0**{149 - how.power}{low}))"
             w, x = variable(roles["w"]), suffixed(x, *_dims(program, roles["x"], name))
             return [f"{variable(name)} += {suffixed(w, *_dims(program, roles['w'], name))} * {x}"]
+        case Dot(_, _, "left"):
+            # into a sum of its own: the next decoding must not overwrite an operand that an instruction still reads
+            return [f"{variable(name)} = tl.dot({variable(roles['w'])}, tl.trans({variable(roles['x'])}))"]
         case Dot():
             return [f"{variable(name)} = tl.dot({variable(roles['x'])}, tl.trans({variable(roles['w'])}), {variable(name)})"]
         case Reduce(over, "") if not set(over) & set(STATIC):

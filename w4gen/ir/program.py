@@ -11,7 +11,7 @@ import networkx as nx
 from w4gen.errors import ScheduleError
 from w4gen.ir.layout import Layout
 from w4gen.ir.problem import Problem
-from w4gen.ir.tile import Input, Op, Space, Tile, sizes
+from w4gen.ir.tile import Dot, Input, Op, Space, Tile, sizes
 from w4gen.ir.types import DType, Format
 
 Operands: TypeAlias = dict[str, str]
@@ -80,6 +80,12 @@ class Program:
         pieces = [[name for name in self if name in piece] for piece in nx.weakly_connected_components(call)]
         place = {name: index for index, name in enumerate(self)}
         return sorted(pieces, key=lambda piece: place[piece[-1]])
+
+    @property
+    def ours(self) -> list[list[str]]:
+        """The kernels that are generated: all but the vendor's matmul."""
+        theirs = {name for name in self.of(Dot) if self.op(name) == Dot(("k",), "vendor")}
+        return [names for names in self.kernels if not theirs & set(names)]
 
     def source(self, name: str) -> str:
         """The first operand of a node."""

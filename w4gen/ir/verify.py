@@ -65,8 +65,9 @@ def verify(program: Program, limits: Limits, warps: int) -> Program:
     threads = warps * limits.warp
     if threads > limits.max_threads or warps & (warps - 1):
         raise ScheduleError(f"warps={warps} is {threads} threads; {limits.name} runs powers of two up to {limits.max_threads}")
-    live = [name for name in program.of(Slice, Dot, Convert) if program.tile(name).space is Space.REGISTER]
-    need = bytes_of(program, live) // 4 // threads
+    held = set(program.of(Slice, Dot, Convert))
+    pieces = [[name for name in names if name in held and program.tile(name).space is Space.REGISTER] for names in program.ours]
+    need = max((bytes_of(program, names) // 4 // threads for names in pieces), default=0)
     if need > limits.registers:
         raise ScheduleError(
             f"the tiles need {need} registers a thread, {limits.name} has {limits.registers}: take smaller blocks or more warps"

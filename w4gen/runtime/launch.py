@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 
 from w4gen import knobs, toolchain
-from w4gen.codegen.render import Kernel
+from w4gen.codegen.render import Kernel, Piece
 from w4gen.errors import ShapeError
 from w4gen.runtime.dtypes import torch_dtype
 from w4gen.runtime.interpreter import mend_bf16
@@ -17,7 +17,7 @@ from w4gen.schedule.arch import ARCHES, Arch, arch, for_capability
 
 Launch: TypeAlias = Callable[..., None]
 ARGUMENTS = ("y_ptr", "x_ptr", "codes_ptr", "scale_ptr", "codebook_ptr", "bias_ptr", "m_count")
-"""The order in which a call hands over its tensors."""
+"""The order in which a call hands over its tensors; partial sums and a dense weight are made for it."""
 
 
 def arch_of(device: torch.device | None = None) -> Arch:
@@ -31,24 +31,59 @@ def arch_of(device: torch.device | None = None) -> Arch:
     return for_capability(*torch.cuda.get_device_capability(device))
 
 
-def launcher(kernel: Kernel, device: torch.device, programs: int = 0) -> Launch:
-    """`launch(y, x, codes, scale, codebook, bias, m)`; arguments that the kernel does not take are left out of the launch.
+def launcher(kernel: Kernel, device: torch.device, n: int = 0) -> Launch:
+    """`launch(y, x, codes, scale, codebook, bias, m)`: the functions of a kernel in turn, and the vendor's matmul if it has one.
 
-    `programs` cuts the grid to its first programs (0: all of it).
+    `n` cuts everything to the first outputs (0: all of them).
     """
-    grid = min(programs or kernel.grid, kernel.grid)
-    order = [ARGUMENTS.index(name) for name in kernel.arguments]
-    if toolchain.interpreted():
-        mend_bf16()
-        run = toolchain.function(kernel)[(grid,)]
-    else:
-        with torch.cuda.device(device):
-            run = toolchain.load(kernel, arch_of(device))[(grid, 1, 1)]
+    start = _interpreted if toolchain.interpreted() else _compiled
+    steps = [(piece, start(kernel, piece, device)) for piece in kernel.pieces]
+    makes = {argument for piece in kernel.pieces for argument in piece.arguments} - set(ARGUMENTS)
+    grids: dict[int, list[Any]] = {}
 
-    def launch(*arguments: Any) -> None:
-        run(*[arguments[position] for position in order])
+    def launch(*call: Any) -> None:
+        given, m = dict(zip(ARGUMENTS, call, strict=True)), call[-1]
+        if m not in grids:
+            grids[m] = [run[kernel.programs(piece, m, n)] for piece, run in steps]
+        if makes:
+            given |= _workspace(kernel, makes, m, n, call[1])
+        for (piece, _), run in zip(steps, grids[m], strict=True):
+            run(*[given[name] for name in piece.arguments])
+        if "dense_ptr" in makes:
+            _multiply(call[0][:, : n or None], call[1], given["dense_ptr"], call[5])
 
     return launch
+
+
+def _interpreted(kernel: Kernel, piece: Piece, device: torch.device) -> Any:
+    mend_bf16()
+    return toolchain.function(kernel, piece)
+
+
+def _compiled(kernel: Kernel, piece: Piece, device: torch.device) -> Any:
+    with torch.cuda.device(device):
+        return toolchain.load(kernel, piece, arch_of(device))
+
+
+def _workspace(kernel: Kernel, makes: set[str], m: int, n: int, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What lives between the functions of one call: partial sums f32 [split, m, N], or the dense weight [n, K] in x's type."""
+    made = {}
+    if "parts_ptr" in makes:
+        shape = (kernel.schedule.split_k, m, kernel.problem.n)
+        made["parts_ptr"] = torch.empty(shape, dtype=torch.float32, device=x.device)
+    if "dense_ptr" in makes:
+        made["dense_ptr"] = torch.empty((n or kernel.problem.n, kernel.problem.k), dtype=x.dtype, device=x.device)
+    return made
+
+
+def _multiply(y: torch.Tensor, x: torch.Tensor, dense: torch.Tensor, bias: torch.Tensor | None) -> None:
+    """The vendor's matmul with f32 sums, the bias added before rounding; on a CPU in f32 throughout."""
+    if x.device.type == "cpu":
+        y.copy_(torch.nn.functional.linear(x.float(), dense.float(), None if bias is None else bias.float()))
+    elif bias is None:
+        torch.mm(x, dense.T, out=y)
+    else:
+        torch.addmm(bias, x, dense.T, out=y)
 
 
 def bind(kernel: Kernel) -> Callable[..., torch.Tensor]:

@@ -46,7 +46,7 @@ def on_gpu(
 ) -> torch.Tensor:
     """x [M, K] -> y [M, N] by a generated kernel."""
     m, k = x.shape
-    key = (x.device.index, x.dtype, bucket(min(m, BUCKETS[-1][1] + 1)), n, k, format, layout, bias is not None)
+    key = (x.device.index, x.dtype, bucket(m), n, k, format, layout, bias is not None)
     try:
         launch = LAUNCHES[key]
     except KeyError:
@@ -111,7 +111,7 @@ def _launch(key: Key, device: torch.device) -> Launch | None:
     _, x_dtype, m, n, k, format, layout, bias = key
     why = ""
     if m not in BUCKETS:
-        why = f"M is above {BUCKETS[-1][1]}, the last bucket with a kernel"
+        why = f"M={m[0]} is above {BUCKETS[-1][1]}"
     elif x_dtype == torch.float32:
         why = "x is float32; kernels take float16 and bfloat16"
     if not why:

@@ -1,0 +1,250 @@
+"""What a template can call: printers of one program each, with a ledger of the nodes that they printed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import fields
+from typing import Any
+
+from w4gen.codegen import tl
+from w4gen.codegen.index import suffixed
+from w4gen.errors import TemplateError
+from w4gen.ir.program import Program
+from w4gen.ir.tile import Field, Reduce, Slice
+from w4gen.schedule.schedule import IN_PROGRAM, Schedule
+
+
+class Choices:
+    """The schedule as a template sees it: remembers which fields were read."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule, self.read = schedule, set(IN_PROGRAM)
+
+    def __getattr__(self, name: str) -> Any:
+        self.read.add(name)
+        return getattr(self._schedule, name)
+
+
+class Printer:
+    """What a template can call. Every call prints the nodes on one operand's path and enters them in the ledger."""
+
+    def __init__(self, program: Program, schedule: Schedule) -> None:
+        self.program, self.schedule = program, Choices(schedule)
+        self.ledger: Counter[str] = Counter()
+        user = "part" if "part" in program.graph else "w.dense"
+        roles = {"w": "w", "x": "x"} if user == "part" else {"w": "of"}
+        self.chains = {operand: tl.chain(program, program.operands(user)[role]) for operand, role in roles.items()}
+        scaling = next(name for name in program if "scale" in program.operands(name))
+        self.chains["scale"] = tl.chain(program, program.operands(scaling)["scale"])
+        if "codebook" in program.graph:
+            self.chains["codebook"] = ["codebook.tile"]
+        self.spans = program.tile("part").sizes.get("span", 1) if user == "part" else 1
+        self.out = list(program)[-1]
+        self.blocks = self.agreed_blocks()
+
+    def agreed_blocks(self) -> dict[str, int]:
+        """Elements of a block along each axis, which every tile of the kernel must share."""
+        blocks: dict[str, int] = {}
+        for name in self.program.of(Slice):
+            for block in self.program.op(name).blocks:  # type: ignore[union-attr]
+                if block.loop and blocks.setdefault(block.axis, block.size) != block.size:
+                    raise TemplateError(f"{name} takes {block.size} along {block.axis}, the tiles before it {blocks[block.axis]}")
+        return blocks
+
+    def calls(self) -> dict[str, Any]:
+        names = ("constants", "magic", "load", "decode", "zeros", "dot", "scale", "reduce", "store")
+        return {name: getattr(self, name) for name in names}
+
+    def constants(self) -> str:
+        """Sizes of the problem and of its tiles, as constants."""
+        program, w, blocks = self.program, self.program.tile("w.tile").sizes, self.blocks
+        walked = "lane" if "lane" in blocks else "word"
+        codes = program.tile("w.codes").sizes["code"] * self.spans
+        steps = -(-program.tile(program.source("w.tile")).sizes[walked] // blocks[walked])
+        rows = [
+            ("N", program.tile(self.out).sizes["n"], "outputs"),
+            ("K", program.tile("x").sizes["k"], "inputs"),
+            ("BLOCK_M", blocks["m"], "rows of x per program"),
+            ("BLOCK_N", blocks["n"], "outputs per program"),
+            (f"{walked.upper()}S", w[walked], f"{walked}s per step, {blocks[walked] * w.get('quad', 1) * codes} k in all"),
+            *([("QUAD", w["quad"], "words of a lane")] if "quad" in w else []),
+            ("STEPS", steps, "steps along k"),
+            ("SPANS", self.spans, "stretches of a word's codes under one scale"),
+            ("CODES", program.tile("w.codes").sizes["code"], "codes of a stretch"),
+        ]
+        return "\n".join(f"{name} = tl.constexpr({value})  # {why}" for name, value, why in rows)
+
+    def magic(self) -> str:
+        """A constant that decoding needs in a register."""
+        return "\n".join(tl.magic(self.program))
+
+    def load(self, operand: str, extra: str = "") -> str:
+        """Bring one block of `w`, `x`, `scale` or `codebook` to registers; `extra` goes into the load as it is."""
+        names = self.chains[operand]
+        last = max(index for index, name in enumerate(names) if isinstance(self.program.op(name), Slice))
+        lines = self.view(names[: last + 1], f", {extra}" if extra else "")
+        if operand != "w":
+            lines += [line for name in names[last + 1 :] for line in self.node(name)]
+        return "\n".join(lines)
+
+    def decode(self, operand: str) -> str:
+        """Turn the codes of `w` into values."""
+        names = self.chains[operand]
+        last = max(index for index, name in enumerate(names) if isinstance(self.program.op(name), Slice))
+        rest = [name for name in names[last + 1 :] if "scale" not in self.program.operands(name)]
+        return "\n".join(line for name in rest for line in self.node(name))
+
+    def zeros(self, loop: str, *names: str) -> str:
+        """Sums over the turns of `loop` that start at zero; names that the program does not have are left out."""
+        extents = {"m": "BLOCK_M", "n": "BLOCK_N", "word": "WORDS", "lane": "LANES", "quad": "QUAD"}
+        lines = []
+        for name in (name for name in names if name in self.program.graph):
+            op, tile = self.program.op(name), self.program.tile(name)
+            over = op.loop or op.over[0] if isinstance(op, Reduce) else op.over[-1]  # type: ignore[union-attr]
+            if over != loop:
+                raise TemplateError(f"{name} sums over {over}, the template starts it anew for each turn around {loop}")
+            shape = ", ".join(extents[axis] for axis in tl.dims(self.program, tile))
+            lines.append(f"{tl.variable(name)} = tl.zeros([{shape}], {tl.type_of(tile)})")
+        return "\n".join(lines)
+
+    def dot(self) -> str:
+        """Multiply and add to the partial sums; add x to its own sum where the program has one."""
+        return "\n".join(line for name in ("part", "x.sum") if name in self.program.graph for line in self.node(name))
+
+    def scale(self, operand: str) -> str:
+        """Apply the scale to `w` or to the partial sums (`acc`)."""
+        return "\n".join(self.node("w" if operand == "w" else "scaled"))
+
+    def reduce(self, *names: str) -> str:
+        """Sums over axes of a tile, or over steps; names that the program does not have are left out."""
+        return "\n".join(line for name in names if name in self.program.graph for line in self.node(name))
+
+    def store(self) -> str:
+        """Add the bias, round and write."""
+        out, program = self.out, self.program
+        lines, roles = [], program.operands(out)
+        value, axes = tl.variable(roles["acc"]), tl.dims(program, program.tile(roles["acc"]))
+        if "bias" in roles:
+            lines += self.view(tl.chain(program, roles["bias"]))
+            bias = suffixed(tl.variable(roles["bias"]), tl.dims(program, program.tile(roles["bias"])), axes)
+            lines.append(f"{value} += {bias}.to(tl.float32)")
+        m, n = (suffixed(axis, (axis,), axes) for axis in ("m", "n"))
+        row, fits = (f"{m} * N + ", f"({m} < m_count) & ({n} < N)") if "m" in axes else ("", f"{n} < N")
+        lines.append(f"tl.store(y_ptr + {row}{n}, {value}.to({tl.type_of(program.tile(out))}), mask={fits})")
+        self.ledger[out] += 1
+        return "\n".join(lines)
+
+    def view(self, names: list[str], extra: str = "") -> list[str]:
+        """One load through the slices, pads and maps `names`."""
+        self.ledger.update(names)
+        return tl.Walk(self.program, names[-1], self.spans).load(names[-1], extra)
+
+    def node(self, name: str) -> list[str]:
+        self.ledger[name] += 1
+        return tl.conversion(self.program, name)
+
+    def settle(self, template: str) -> None:
+        """Every node of our kernels printed exactly once, every choice of the schedule read. Raises `TemplateError`."""
+        ours = {name for names in self.program.ours for name in names}
+        for name in self.program.per_call:
+            if self.ledger[name] != (expected := int(name in ours)):
+                raise TemplateError(
+                    f"{template} prints {name} ({self.program.op(name)}) {self.ledger[name]} times, not {expected}"
+                )
+        for field in fields(Schedule):
+            if field.name not in self.schedule.read and getattr(self.schedule._schedule, field.name) != field.default:
+                raise TemplateError(f"{template} never reads {field.name} of the schedule: leave it at {field.default}")
+
+
+class DensePrinter(Printer):
+    """Printer of the kernel that dequantizes: blocks of n and k, whatever the layout."""
+
+    def constants(self) -> str:
+        """Sizes of the weight and of its blocks, as constants."""
+        dense = self.program.tile("w.dense").sizes
+        rows = [
+            ("N", dense["n"], "outputs"),
+            ("K", dense["k"], "inputs"),
+            ("BLOCK_N", self.blocks["n"], "outputs per program"),
+            ("BLOCK_K", self.blocks["k"], "inputs per program"),
+        ]
+        return "\n".join(f"{name} = tl.constexpr({value})  # {why}" for name, value, why in rows)
+
+    def store(self) -> str:
+        """Round and write a block of the weight."""
+        self.ledger["w.dense"] += 1
+        element = tl.type_of(self.program.tile("w.dense"))
+        value = tl.variable(self.program.source("w.dense"))
+        at, inside = "n[:, None] * K + k[None, :]", "(n[:, None] < N) & (k[None, :] < K)"
+        return f"tl.store(dense_ptr + {at}, {value}.to({element}), mask={inside})"
+
+
+class GemmPrinter(Printer):
+    """Printer of the kernel that decodes w in the registers of a matrix instruction's left operand.
+
+    Two codes of neighbouring k are decoded at once, as the halves of a 32-bit word. A tile of words has the axes (t, g, warp, r,
+    v): lane 4g + t, the registers r and the neighbouring words v of a lane.
+    """
+
+    def calls(self) -> dict[str, Any]:
+        pair_bits, pair_type = tl.paired(self.program)
+        return super().calls() | {"finish": self.finish, "pair_bits": pair_bits, "pair_type": pair_type}
+
+    def constants(self) -> str:
+        """Sizes of the problem, of the tiles, and of the instruction's order, as constants."""
+        bits, vector, warps = self.program.problem.format.bits, self.schedule.vector, self.schedule.warps
+        per_half, codes = 16 // bits, self.program.tile("w.codes").sizes["code"]
+        if self.blocks["n"] % (16 * warps) or self.blocks["word"] != 16:
+            raise TemplateError(f"gemm gives each of {warps} warps 16 outputs and steps by 16 words: block_n={self.blocks['n']}")
+        split = self.program.tile("parts").sizes["part"] if "parts" in self.program.graph else 1
+        rows = [
+            ("WARPS", warps, "warps per program"),
+            ("REPEAT", self.blocks["n"] // (16 * warps), "instructions of a warp along n"),
+            ("VECTOR", vector, "neighbouring words of a lane"),
+            ("PER_HALF", per_half, "codes in half a word"),
+            ("HALVES", -(-codes // per_half), "half words of a stretch"),
+            ("IN_HALF", min(codes, per_half), "codes of a stretch in each half word"),
+            ("SPLIT", split, "programs that share k"),
+        ]
+        return super().constants() + "\n" + "\n".join(f"{name} = tl.constexpr({value})  # {why}" for name, value, why in rows)
+
+    def load(self, operand: str, extra: str = "") -> str:
+        """w in the order of the instruction; x with its k in natural order, as 16 words hold it; others as they are."""
+        names = self.chains[operand]
+        last = max(index for index, name in enumerate(names) if isinstance(self.program.op(name), Slice))
+        self.ledger.update(names[: last + 1])
+        walk = (tl.Gathered if operand == "w" else tl.Natural if operand == "x" else tl.Walk)(
+            self.program, names[last], self.spans
+        )
+        return "\n".join(walk.load(names[last], f", {extra}" if extra else ""))
+
+    def decode(self, operand: str) -> str:
+        """Turn pairs of codes into the left operand, [BLOCK_N, 16 k for each code of a stretch]."""
+        field = next(name for name in self.chains["w"] if isinstance(self.program.op(name), Field))
+        value = self.chains["w"][-1]
+        self.ledger.update([field, value])
+        return "\n".join(tl.pairs(self.program, value))
+
+    def store(self) -> str:
+        """Round and write, or write the partial sums."""
+        if "parts" not in self.program.graph:
+            return super().store()
+        at = "(share * m_count + m[None, :]) * N + n[:, None]"
+        return f"tl.store(parts_ptr + {at}, parts, mask=(m[None, :] < m_count) & (n[:, None] < N))"
+
+    def finish(self) -> str:
+        """The second kernel's lines: add the partial sums of `at` in order, round, write."""
+        program, roles = self.program, self.program.operands(self.out)
+        self.ledger.update(["acc", self.out])
+        lines = [
+            "acc = tl.load(parts_ptr + at, mask=inside, other=0.0)",
+            "for share in tl.static_range(1, SPLIT):",
+            "    acc += tl.load(parts_ptr + share * m_count * N + at, mask=inside, other=0.0)",
+        ]
+        if "bias" in roles:
+            self.ledger.update(tl.chain(program, roles["bias"]))
+            lines.append("acc += tl.load(bias_ptr + at % N, mask=inside, other=0.0).to(tl.float32)")
+        return "\n".join([*lines, f"tl.store(y_ptr + at, acc.to({tl.type_of(program.tile(self.out))}), mask=inside)"])
+
+
+PRINTERS = {"gemv": Printer, "gemm": GemmPrinter, "dequant": DensePrinter}
