@@ -110,7 +110,7 @@ class _Run:
                 raise ShapeError(f"{name} has shape {list(self.data[name].shape)}, the program needs {list(tile.shape)}")
             return self.data[name]
         if isinstance(op, Store):
-            result = self.whole[name] = round_to(tile.element, self.stored(name))
+            result = self.whole[name] = round_to(tile.element, self.stored(name))  # type: ignore[arg-type]
             return result
         if isinstance(op, Reduce) and op.loop:
             operands = {"of": np.stack([self.turns(name, at, part, op) for part in range(op.split)])}

@@ -61,7 +61,7 @@ def pick(program: Program, arch: Arch) -> Schedule:
     problem = program.problem
     layout = problem.layout or layout_for(problem.format, arch, problem.n, problem.k)
     low, high = problem.m
-    if layout.row_units() is None or (arch.fragment is None and high > 16) or low > FUSED:
+    if layout.row_units() is None or (arch.fragment is None and low > 1) or low > FUSED:
         return _dense(problem)
     if low > 1 and _gemm_reads(problem, layout):
         return _gemm(problem, arch)
@@ -92,21 +92,27 @@ def _gemm_reads(problem: Problem, layout: Layout) -> bool:
 def _gemm(problem: Problem, arch: Arch) -> Schedule:
     """More than one row: w decoded in registers as the left operand, k shared out until the programs fill the GPU.
 
-    Seen within 8 % of the best of some hundred settings on an H200 (five shapes, M = 16, 32, 64).
+    Seen near the best of some hundred settings on an H200 (five shapes, M = 16 … 128). Larger tiles only where wgmma takes
+    them and the layer is large; elsewhere they spill.
     """
-    n, steps = problem.n, -(-problem.k // (16 * 32 // problem.format.bits))
-    block_m = min(128, max(16, 1 << (problem.m[1] - 1).bit_length()))
-    block_n, stages = (128, 2) if block_m == 64 and n * problem.k > 2**26 else (64, 3)
-    columns = -(-n // block_n)
+    n, block_k = problem.n, 16 * 32 // problem.format.bits
+    large = "wgmma" in arch.features and n * problem.k > 2**26
+    block_m = min(128 if large else 64, max(16, 1 << (problem.m[1] - 1).bit_length()))
+    wide = large and block_m >= 64
+    columns, steps = -(-n // (128 if wide else 64)), -(-problem.k // block_k)
     room = (4 if block_m <= 32 else 2) * arch.sms
-    split = max(d for d in range(1, 17) if steps % d == 0 and (d == 1 or columns * d <= room))
+    split = max(d for d in range(1, 17) if steps % d == 0 and (d == 1 or (columns * d <= room and steps >= 2 * d)))
     if block_m == 16 and columns > 2 * arch.sms and steps % 4 == 0:
         split = 4
-    vector = 2 if "wgmma" in arch.features else 4
-    return Schedule(
-        template="gemm", block_m=block_m, block_n=block_n, block_k=16 * 32 // problem.format.bits, split_k=split, unit="mma",
-        side="left", stages=stages, vector=vector,
-    )  # fmt: skip
+    chosen = Schedule(
+        template="gemm", block_m=block_m, block_n=64, block_k=block_k, split_k=split, unit="mma", side="left", stages=3
+    )
+    chosen = replace(chosen, vector=2 if "wgmma" in arch.features else 4)
+    if not wide:
+        return chosen
+    if block_m == 128:
+        return replace(chosen, block_n=128, warps=8)
+    return replace(chosen, block_n=128, warps=8, maxnreg=128, stages=3 if split > 1 else 2)
 
 
 def _lanes(problem: Problem, layout: Layout, arch: Arch) -> Schedule:
