@@ -93,10 +93,11 @@ def _gemm(problem: Problem, arch: Arch) -> Schedule:
     """More than one row: w decoded in registers as the left operand, k shared out until the programs fill the GPU.
 
     Seen near the best of some hundred settings on an H200 (five shapes, M = 16 … 128). Larger tiles only where wgmma takes
-    them and the layer is large; elsewhere they spill.
+    them, the layer is large, and a step has one scale; elsewhere they spill.
     """
     n, block_k = problem.n, 16 * 32 // problem.format.bits
-    large = "wgmma" in arch.features and n * problem.k > 2**26
+    one_scale = (problem.format.groups(problem.k) == 1) or problem.format.group % block_k == 0
+    large = "wgmma" in arch.features and n * problem.k > 2**26 and one_scale
     block_m = min(128 if large else 64, max(16, 1 << (problem.m[1] - 1).bit_length()))
     wide = large and block_m >= 64
     columns, steps = -(-n // (128 if wide else 64)), -(-problem.k // block_k)
