@@ -105,10 +105,8 @@ def _gemm(problem: Problem, arch: Arch) -> Schedule:
     split = max(d for d in range(1, 17) if steps % d == 0 and (d == 1 or (columns * d <= room and steps >= 2 * d)))
     if block_m == 16 and columns > 2 * arch.sms and steps % 4 == 0:
         split = 4
-    chosen = Schedule(
-        template="gemm", block_m=block_m, block_n=64, block_k=block_k, split_k=split, unit="mma", side="left", stages=3
-    )
-    chosen = replace(chosen, vector=2 if "wgmma" in arch.features else 4)
+    chosen = Schedule(template="gemm", block_m=block_m, block_n=64, block_k=block_k, split_k=split, unit="mma", side="left")
+    chosen = replace(chosen, stages=3 if one_scale else 2, vector=2 if "wgmma" in arch.features else 4)
     if not wide:
         return chosen
     if block_m == 128:
