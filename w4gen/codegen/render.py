@@ -6,6 +6,7 @@ import ast
 import re
 from collections import Counter
 from dataclasses import dataclass, fields, replace
+from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from w4gen.formats import FAMILIES
 from w4gen.ir.lower import lower
 from w4gen.ir.problem import Problem
 from w4gen.ir.program import Program
-from w4gen.ir.tile import Input, Reduce, Slice
+from w4gen.ir.tile import Convert, Input, Reduce, Slice
 from w4gen.schedule.arch import ARCHES
+from w4gen.schedule.rewrite import GROUPED
 from w4gen.schedule.rules import apply
 from w4gen.schedule.schedule import IN_PROGRAM, Schedule
 
@@ -60,8 +62,9 @@ class Printer:
         self.ledger: Counter[str] = Counter()
         dot = program.operands("part")
         self.chains = {"w": tl.chain(program, dot["w"]), "x": tl.chain(program, dot["x"])}
-        scaling = next(name for name in program if "scale" in program.operands(name))
-        self.chains["scale"] = tl.chain(program, program.operands(scaling)["scale"])
+        for role in GROUPED:
+            for name in (name for name in program if role in program.operands(name)):
+                self.chains[role] = tl.chain(program, program.operands(name)[role])
         if "codebook" in program.graph:
             self.chains["codebook"] = ["codebook.tile"]
         self.spans = program.tile("part").sizes.get("span", 1)
@@ -105,7 +108,10 @@ class Printer:
         return "\n".join(tl.magic(self.program))
 
     def load(self, operand: str, extra: str = "") -> str:
-        """Bring one block of `w`, `x`, `scale` or `codebook` to registers; `extra` goes into the load as it is."""
+        """Bring one block of `w`, `x`, `scale`, `zero` or `codebook` to registers; `extra` goes into the load as it is.
+
+        A zero that a template has not loaded is loaded where it is first used.
+        """
         names = self.chains[operand]
         last = max(index for index, name in enumerate(names) if isinstance(self.program.op(name), Slice))
         lines = self.view(names[: last + 1], f", {extra}" if extra else "")
@@ -114,10 +120,10 @@ class Printer:
         return "\n".join(lines)
 
     def decode(self, operand: str) -> str:
-        """Turn the codes of `w` into values."""
+        """Turn the codes of `w` into values, up to their scale."""
         names = self.chains[operand]
         last = max(index for index, name in enumerate(names) if isinstance(self.program.op(name), Slice))
-        rest = [name for name in names[last + 1 :] if "scale" not in self.program.operands(name)]
+        rest = takewhile(lambda name: "scale" not in self.program.operands(name), names[last + 1 :])
         return "\n".join(line for name in rest for line in self.node(name))
 
     def zeros(self, loop: str, *names: str) -> str:
@@ -138,8 +144,11 @@ class Printer:
         return "\n".join(line for name in ("part", "x.sum") if name in self.program.graph for line in self.node(name))
 
     def scale(self, operand: str) -> str:
-        """Apply the scale to `w` or to the partial sums (`acc`)."""
-        return "\n".join(self.node("w" if operand == "w" else "scaled"))
+        """Apply the scale, and a zero that comes after it, to `w` or to the partial sums (`acc`)."""
+        path = self.chains["w"] if operand == "w" else tl.chain(self.program, "acc")[len(self.chains["w"]) :]
+        rest = dropwhile(lambda name: "scale" not in self.program.operands(name), path)
+        scaling = takewhile(lambda name: isinstance(self.program.op(name), Convert), rest)
+        return "\n".join(line for name in scaling for line in self.node(name))
 
     def reduce(self, *names: str) -> str:
         """Sums over axes of a tile, or over steps; names that the program does not have are left out."""
@@ -166,8 +175,10 @@ class Printer:
         return tl.Walk(self.program, names[-1], self.spans).load(names[-1], extra)
 
     def node(self, name: str) -> list[str]:
+        zero = self.program.operands(name).get("zero")
+        lines = self.load("zero").splitlines() if zero and not self.ledger[zero] else []
         self.ledger[name] += 1
-        return tl.conversion(self.program, name)
+        return lines + tl.conversion(self.program, name)
 
     def settle(self, template: str) -> None:
         """Every per-call node printed exactly once, every choice of the schedule read. Raises `TemplateError`."""
@@ -270,7 +281,7 @@ def _header(problem: Problem, schedule: Schedule, arch: str) -> str:
     n, k, form = problem.n, problem.k, problem.format
     m = str(low) if low == high else f"{low}..{high}"
     family = FAMILIES.get(form.name)
-    builtin = family is not None and form == replace(family, group=form.group, scale=form.scale)
+    builtin = family is not None and form == family.with_suffixes(form.suffixes)
     options = f"--format {form.label if builtin else repr(str(form))} --dtype {problem.x}{' --bias' if problem.bias else ''}"
     return "\n".join(
         [

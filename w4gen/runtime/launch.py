@@ -16,7 +16,7 @@ from w4gen.runtime.weight import Weight
 from w4gen.schedule.arch import ARCHES, Arch, arch, for_capability
 
 Launch: TypeAlias = Callable[..., None]
-ARGUMENTS = ("y_ptr", "x_ptr", "codes_ptr", "scale_ptr", "codebook_ptr", "bias_ptr", "m_count")
+ARGUMENTS = ("y_ptr", "x_ptr", "codes_ptr", "scale_ptr", "zero_ptr", "codebook_ptr", "bias_ptr", "m_count")
 """The order in which a call hands over its tensors."""
 
 
@@ -32,7 +32,7 @@ def arch_of(device: torch.device | None = None) -> Arch:
 
 
 def launcher(kernel: Kernel, device: torch.device, programs: int = 0) -> Launch:
-    """`launch(y, x, codes, scale, codebook, bias, m)`; arguments that the kernel does not take are left out of the launch.
+    """`launch(y, x, codes, scale, zero, codebook, bias, m)`; arguments that the kernel does not take are left out of the launch.
 
     `programs` cuts the grid to its first programs (0: all of it).
     """
@@ -70,7 +70,7 @@ def bind(kernel: Kernel) -> Callable[..., torch.Tensor]:
         w = w.packed_as(layout) if layout is not None else w
         y = torch.full((x.shape[0], problem.n), torch.nan, dtype=torch_dtype(problem.y), device=x.device)
         launch = launches.setdefault(x.device, launcher(kernel, x.device))
-        launch(y, aligned(x), w.codes, w.scale, w.codebook, bias, x.shape[0])
+        launch(y, aligned(x), *w.buffers, bias, x.shape[0])
         return y
 
     return call
