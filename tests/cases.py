@@ -10,17 +10,25 @@ import torch
 
 from w4gen import Format, Weight
 from w4gen.formats import named
+from w4gen.ir.types import F16
 
 NAMES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
 TORCH = {name: kind for kind, name in NAMES.items()}
-E2M1 = Format("e2m1", bits=4, codebook=(0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6), group=32)
-INT8 = Format("int8", bits=8, origin=-128.0, group=64)
+CUBES = Format("cubes", bits=4, codebook=tuple((code - 8.0) ** 3 for code in range(16)), group=32)
+UINT8 = Format("uint8", bits=8, group=64, zero=F16, zero_mode="quantized")
 UINT2 = Format("uint2", bits=2, group=64)
 OWN = {
-    "e2m1": [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6],
-    "int8": [code - 128.0 for code in range(256)],
+    "cubes": [(code - 8.0) ** 3 for code in range(16)],
+    "uint8": [float(code) for code in range(256)],
     "uint2": [0.0, 1.0, 2.0, 3.0],
 }
+ZEROS = ["uint4_g128_z", "uint4_g32_m", "uint4_g64_zf", "uint4_row_z_bf16", "uint4_g50_m_f32", "int8_g64_z", "nf4_g64_m"]
+"""Formats with zeros: every mode, every type of scale, groups that do and do not divide."""
+
+
+def ids(form: str | Format) -> str:
+    """What a test of `form` is called."""
+    return form if isinstance(form, str) else form.name
 
 
 @dataclass(frozen=True)
@@ -32,6 +40,7 @@ class Call:
     bias: torch.Tensor | None
     codes: torch.Tensor
     scales: torch.Tensor
+    zeros: torch.Tensor | None
     true_w: np.ndarray
 
     def truth(self, x: torch.Tensor | None = None) -> np.ndarray:
@@ -59,8 +68,11 @@ def call(
     x = torch.from_numpy(rng.standard_normal((m, k))).to(kind)
     added = torch.from_numpy(rng.standard_normal(n)).to(kind) if bias else None
     values = {**oracle.VALUES, **OWN}[form.name]
-    true_w = oracle.dequantize(codes.numpy(), scales.double().numpy(), form.group, values)
-    return Call(x, Weight.from_codes(codes, scales, None, form), added, codes, scales, true_w)
+    zeros = oracle.random_zeros(rng, scales.double().numpy(), values, form.zero_mode)
+    zeros = None if zeros is None else torch.from_numpy(zeros).to(TORCH[form.zero.name])
+    wide = None if zeros is None else zeros.double().numpy()
+    true_w = oracle.dequantize(codes.numpy(), scales.double().numpy(), form.group, values, wide, form.zero_mode)
+    return Call(x, Weight.from_codes(codes, scales, zeros, form), added, codes, scales, zeros, true_w)
 
 
 def limit(kind: torch.dtype, outputs: int) -> float:

@@ -13,7 +13,11 @@ NF4 = [
     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 ]  # fmt: skip
-VALUES = {"int4": INT4, "nf4": NF4}
+# OCP Microscaling Formats (2023), table of FP4 values: sign, two exponent bits with bias 1, one mantissa bit
+E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]
+UINT4 = [float(code) for code in range(16)]
+INT8 = [code - 128.0 for code in range(256)]
+VALUES = {"int4": INT4, "uint4": UINT4, "int8": INT8, "nf4": NF4, "e2m1": E2M1}
 
 LIMIT = {"f16": 3e-4, "bf16": 3e-3}
 """The largest relative Frobenius error to the truth that issue 2 allows a kernel."""
@@ -27,16 +31,37 @@ def groups(k: int, group: int) -> int:
     return 1 if group == -1 else math.ceil(k / group)
 
 
-def dequantize(codes: np.ndarray, scales: np.ndarray, group: int, values: list[float]) -> np.ndarray:
-    """w[n, k] = scales[n, k // group] * values[codes[n, k]]."""
+def dequantize(
+    codes: np.ndarray,
+    scales: np.ndarray,
+    group: int,
+    values: list[float],
+    zeros: np.ndarray | None = None,
+    mode: str | None = None,
+) -> np.ndarray:
+    """w[n, k] = scales[n, k // group] * values[codes[n, k]]; a zero is taken off before scaling, in the mode minimum after."""
     n, k = codes.shape
     length = k if group == -1 else group
     w = np.zeros((n, k), np.float64)
     for row in range(n):
         for number, start in enumerate(range(0, k, length)):
             some = [values[int(code)] for code in codes[row, start : start + length]]
-            w[row, start : start + length] = float(scales[row, number]) * np.array(some)
+            scale, zero = float(scales[row, number]), 0.0 if zeros is None else float(zeros[row, number])
+            if mode == "minimum":
+                w[row, start : start + length] = [scale * value - zero for value in some]
+            else:
+                w[row, start : start + length] = [scale * (value - zero) for value in some]
     return w
+
+
+def random_zeros(rng: np.random.Generator, scales: np.ndarray, values: list[float], mode: str | None) -> np.ndarray | None:
+    """Zeros [n, groups] that shift the values to around 0, the extremes among them; None without a mode."""
+    if mode is None:
+        return None
+    low, high = min(values), max(values)
+    zeros = rng.uniform(low, high, scales.shape)
+    zeros.flat[0], zeros.flat[-1] = low, high
+    return np.rint(zeros) if mode == "integer" else zeros * scales if mode == "minimum" else zeros
 
 
 def linear(x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:

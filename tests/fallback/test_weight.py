@@ -16,15 +16,11 @@ from w4gen.runtime.weight import Weight
 from w4gen.schedule.arch import ARCHES, M16K16
 from w4gen.schedule.rules import fragment_order, layout_for
 
-FORMATS = ["int4_g128", "nf4_g64", "int4_g50", "nf4_row", "int4_g32_f32", "nf4_g16_bf16"]
-OWN = [cases.E2M1, cases.INT8, cases.UINT2]
+FORMATS = ["int4_g128", "nf4_g64", "int4_g50", "nf4_row", "int4_g32_f32", "nf4_g16_bf16", *cases.ZEROS, "e2m1_g32", "int8_g128"]
+OWN = [cases.CUBES, cases.UINT8, cases.UINT2]
 
 
-def ids(form: object) -> str:
-    return getattr(form, "name", str(form))
-
-
-@pytest.mark.parametrize("form", [*FORMATS, *OWN], ids=ids)
+@pytest.mark.parametrize("form", [*FORMATS, *OWN], ids=cases.ids)
 @pytest.mark.parametrize(("n", "k"), [(8, 256), (5, 131), (1, 1)])
 def test_dequantize_is_exact_in_f64(form: object, n: int, k: int) -> None:
     case = cases.call(form, 1, n, k)
@@ -40,12 +36,13 @@ def test_dequantize_rounds_once(form: str, kind: torch.dtype) -> None:
     assert torch.equal(case.w.dequantize(kind), torch.from_numpy(case.true_w).to(torch.float32).to(kind))
 
 
-@pytest.mark.parametrize("form", [*FORMATS, *OWN], ids=ids)
+@pytest.mark.parametrize("form", [*FORMATS, *OWN], ids=cases.ids)
 def test_unpacking_gives_back_what_was_packed(form: object) -> None:
     case = cases.call(form, 1, 5, 131)
-    codes, scales = case.w.unpack()
+    codes, scales, zeros = case.w.unpack()
     assert torch.equal(codes, case.codes)
     assert torch.equal(scales, case.scales)
+    assert zeros is case.zeros is None or torch.equal(zeros, case.zeros)
 
 
 @pytest.mark.parametrize("form", ["int4_g128", "nf4_g64", "int4_g50"])
@@ -228,7 +225,7 @@ def test_a_weight_prints_what_it_is() -> None:
 
 def test_a_weight_moves() -> None:
     moved = cases.call("nf4_g64", 1, 4, 200).w.to("meta")
-    assert {each.device.type for each in (moved.codes, moved.scale, moved.codebook)} == {"meta"}
+    assert {each.device.type for each in moved.buffers if each is not None} == {"meta"}
 
 
 @pytest.mark.parametrize("form", ["int4_g128", "nf4_g64"])

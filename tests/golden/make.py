@@ -15,6 +15,8 @@ KERNELS: dict[str, tuple[str, str, dict[str, object]]] = {
     "m16_nf4_g64": ("16x1536x256", "nf4_g64", {}),
     "m1_int4_g128_bf16": ("1x1536x256", "int4_g128", {"dtype": "bfloat16"}),
     "m16_int4_g50": ("16x600x40", "int4_g50", {}),
+    "m1_uint4_g128_z": ("1x1536x256", "uint4_g128_z", {}),
+    "m16_uint4_g32_m": ("16x1536x256", "uint4_g32_m", {}),
 }
 
 

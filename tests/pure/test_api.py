@@ -82,11 +82,14 @@ def test_odd_shapes_compile(m: int, n: int, k: int) -> None:
     assert f"N = tl.constexpr({n})" in w4gen.compile(f"{m}x{k}x{n}", "nf4_g64").source
 
 
+MORE = ["uint4_g128_z", "uint4_g50_m", "uint4_g32_zf", "int8_g128", "int8_row_z", "e2m1_g32"]
+
+
 @given(
     m=st.sampled_from([1, 2, 16]),
     n=st.sampled_from([1, 13, 515, 4096, 8193]),
     k=st.integers(1, 4000) | st.integers(1, 900).map(lambda words: 32 * words),
-    form=st.sampled_from(["int4_g128", "nf4_g64", "int4_g32", "int4_g50", "nf4_row", "int4_g16_bf16"]),
+    form=st.sampled_from(["int4_g128", "nf4_g64", "int4_g32", "int4_g50", "nf4_row", "int4_g16_bf16", *MORE]),
     dtype=st.sampled_from(["float16", "bfloat16"]),
 )
 @settings(max_examples=200)

@@ -11,7 +11,7 @@ from w4gen.errors import FormatError, ShapeError
 from w4gen.formats import named
 from w4gen.ir.layout import rows
 from w4gen.ir.problem import Problem
-from w4gen.ir.types import BF16, F16, F32, I32, Format, dtype
+from w4gen.ir.types import BF16, F16, F32, I32, ZERO_MODES, Format, dtype
 
 E2M1 = Format("e2m1", bits=4, codebook=(0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6), group=32)
 finite = st.floats(-1e3, 1e3)
@@ -24,7 +24,9 @@ def formats(draw: st.DrawFn) -> Format:
     group, scale = draw(st.sampled_from([-1, 1, 32, 50, 128])), draw(st.sampled_from([F16, BF16, F32]))
     step = 2.0 ** draw(st.integers(-8, 8))
     origin = step * draw(st.integers(-128, 128))
-    return Format(draw(st.sampled_from(["a", "e2m1", "_x9"])), bits, step, origin, codebook, group, scale)
+    modes = list(ZERO_MODES) if codebook is None and step == 1 else ["float", "original", "minimum", "rescale"]
+    zero, mode = draw(st.just((None, None)) | st.tuples(st.sampled_from([F16, BF16, F32]), st.sampled_from(modes)))
+    return Format(draw(st.sampled_from(["a", "e2m1", "_x9"])), bits, step, origin, codebook, group, scale, zero, mode)
 
 
 @given(formats())
@@ -38,7 +40,18 @@ def test_a_problem_reads_what_it_writes(form: Format, n: int, k: int, bias: bool
     assert Problem.parse(str(problem)) == problem
 
 
-@pytest.mark.parametrize("name", ["int4", "nf4"])
+@pytest.mark.parametrize(("alias", "mode"), [("quantized", "integer"), ("original", "float"), ("rescale", "minimum")])
+def test_zero_modes_have_the_names_of_bitblas_too(alias: str, mode: str) -> None:
+    assert Format("mine", zero=F16, zero_mode=alias) == Format("mine", zero=F16, zero_mode=mode)
+    assert f"zero_mode={mode}" in str(Format("mine", zero=F16, zero_mode=alias))
+
+
+def test_a_zero_is_an_integer_unless_it_says_otherwise() -> None:
+    assert Format("mine", zero=F16).zero_mode == "integer"
+    assert Format("mine").zero_mode is None
+
+
+@pytest.mark.parametrize("name", sorted(oracle.VALUES))
 def test_built_in_values_are_those_of_the_papers(name: str) -> None:
     assert list(named(name).values) == oracle.VALUES[name]
 
@@ -56,11 +69,17 @@ def test_negative_zero_survives_the_text() -> None:
         ("nf4_row", -1, F16),
         ("int4_g50_bf16", 50, BF16),
         ("nf4_f32", 64, F32),
+        ("e2m1", 32, F16),
+        ("int8", 128, F16),
+        ("uint4_g64_z", 64, F16),
+        ("uint4_g32_m_bf16", 32, BF16),
+        ("uint4_bf16_g32_m", 32, BF16),
+        ("uint4_row_zf_f32", -1, F32),
     ],
 )
 def test_a_name_is_a_family_and_its_suffixes(name: str, group: int, scale: object) -> None:
     form = named(name)
-    assert (form.group, form.scale) == (group, scale)
+    assert (form.group, form.scale, form.zero or scale) == (group, scale, scale)
     assert named(form.label) == form
 
 
@@ -75,6 +94,10 @@ def test_a_format_of_your_own_needs_no_name() -> None:
         ("nf5_g64", "unknown format 'nf5_g64': the nearest is nf4_g64"),
         ("fp4", "unknown format 'fp4': the nearest is nf4_g64"),
         ("", "unknown format ''"),
+        ("int4_zz", "unknown suffix _zz"),
+        ("nf4_z", "only codes that step by 1 have an integer zero"),
+        ("int4(zero=integer)", "zero=integer is not a float type"),
+        ("int4(scale=minimum)", "scale=minimum is not a float type"),
         ("int4_g0", "the group must be positive"),
         ("int4_g-5", "the group must be positive"),
         ("int4_x", "unknown suffix _x"),
@@ -100,6 +123,10 @@ def test_unknown_formats_are_refused_with_the_way_out(name: str, message: str) -
         ({"bits": 9}, "bits=9 is not stored"),
         ({"bits": 4, "codebook": (1.0, 2.0)}, "codebook has 2 entries, 4 bits need 16"),
         ({"scale": I32}, "scale=i32 is not a float type"),
+        ({"zero": I32}, "zero=i32 is not a float type"),
+        ({"zero": F16, "zero_mode": "half"}, "zero_mode='half': use one of integer, quantized, float"),
+        ({"zero_mode": "minimum"}, "zero_mode=minimum without zeros: add zero=f16, or leave it out"),
+        ({"zero": F16, "step": 0.5}, "only codes that step by 1 have an integer zero"),
     ],
 )
 def test_malformed_formats_are_refused(fields: dict[str, object], message: str) -> None:

@@ -28,14 +28,22 @@ from w4gen.schedule.rules import apply, layout_for, pick
 from w4gen.schedule.schedule import Schedule
 
 PORTABLE = ARCHES["portable"]
-E2M1 = (0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6)
 FAMILIES = [
     (named("int4"), oracle.INT4),
     (named("nf4"), oracle.NF4),
     (Format("uint2", bits=2), [0.0, 1.0, 2.0, 3.0]),
-    (Format("int8", bits=8, origin=-128.0), [code - 128.0 for code in range(256)]),
-    (Format("e2m1", codebook=E2M1), list(E2M1)),
+    (named("int8"), oracle.INT8),
+    (named("e2m1"), oracle.E2M1),
+    (named("uint4_z"), oracle.UINT4),
+    (named("uint4_zf"), oracle.UINT4),
+    (named("uint4_m"), oracle.UINT4),
+    (named("int8_z"), oracle.INT8),
+    (named("int4_m"), oracle.INT4),
+    (named("nf4_m"), oracle.NF4),
 ]
+
+
+MORE = ["uint4_g128_z", "uint4_g32_m", "uint4_g64_zf", "int8_g128", "int8_g64_z", "e2m1_g32", "nf4_g64_m", "uint4_row_m_f32"]
 
 
 def program_of(**changes: object) -> Program:
@@ -48,6 +56,7 @@ def problems(draw: st.DrawFn) -> tuple[Problem, list[float]]:
     form, values = draw(st.sampled_from(FAMILIES))
     group = draw(st.sampled_from([16, 32, 50, 64, 128, -1]))
     form = replace(form, group=group, scale=draw(st.sampled_from([F16, BF16, F32])))
+    form = form if form.zero is None else replace(form, zero=draw(st.sampled_from([F16, BF16, F32])))
     n, k = draw(st.integers(1, 20)), draw(st.integers(1, 400))
     run = draw(st.sampled_from([None, 1, 4, 8, 16]))
     x = draw(st.sampled_from([F16, BF16]))
@@ -68,7 +77,7 @@ def schedules(draw: st.DrawFn, problem: Problem) -> Schedule:
         block_n=draw(st.sampled_from([1, 2, 8, 32])),
         block_k=granule * draw(st.sampled_from([1, 2, 4, 16])),
         scale_at=draw(st.sampled_from(["weight", "accumulator"])),
-        zero_at=draw(st.sampled_from(["weight", "weight", "accumulator"])),
+        zero_at=draw(st.sampled_from(["weight", "accumulator"])),
         convert_at=draw(st.sampled_from(["register", "register", "shared", "global"])),
     )
 
@@ -100,7 +109,7 @@ def test_every_legal_schedule_keeps_the_meaning(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("x", [F16, BF16], ids=str)
 @pytest.mark.parametrize("m", [(1, 1), (2, 16)], ids=str)
-@pytest.mark.parametrize("name", ["int4_g128", "nf4_g64", "int4_g50", "nf4_row", "int4_g32_f32", "nf4_g16_bf16"])
+@pytest.mark.parametrize("name", ["int4_g128", "nf4_g64", "int4_g50", "nf4_row", "int4_g32_f32", "nf4_g16_bf16", *MORE])
 @pytest.mark.parametrize(("n", "k"), [(64, 512), (37, 331)])
 def test_what_the_rules_pick_is_within_the_limit(name: str, m: tuple[int, int], x: object, n: int, k: int) -> None:
     form = named(name)
@@ -109,6 +118,33 @@ def test_what_the_rules_pick_is_within_the_limit(name: str, m: tuple[int, int], 
     program = lower(problem)
     y = interpret(apply(program, pick(program, PORTABLE), PORTABLE), case.data)
     assert oracle.error(y, case.truth) <= oracle.LIMIT[x.name]
+
+
+@pytest.mark.parametrize("m", [(1, 1), (2, 16)], ids=str)
+@pytest.mark.parametrize("x", [F16, BF16], ids=str)
+@pytest.mark.parametrize("name", ["uint4_g128_z", "uint4_g50_z", "int8_g64_z", "uint4_g64_zf"])
+def test_codes_that_are_the_zero_give_exact_zeros(name: str, x: object, m: tuple[int, int]) -> None:
+    """q - z is formed before scaling, whatever the scale and x are."""
+    form = named(name)
+    problem = Problem(m=m, n=8, k=256, format=form, x=x, y=x)
+    case = weights.case(problem, oracle.VALUES[form.name])
+    zero = np.rint(case.data["zero"])
+    group = np.arange(256) // form.group
+    data = case.data | {"zero": zero, "codes": (zero[:, group] - form.origin).astype(np.uint8)}
+    program = lower(problem)
+    assert not interpret(apply(program, pick(program, PORTABLE), PORTABLE), data).any()
+    assert not interpret(program, data).any()
+
+
+@pytest.mark.parametrize(("name", "nodes"), [("uint4_g128_z", {"w.centred", "zero.at"}), ("uint4_g128_m", {"shifted", "x.sums"})])
+@pytest.mark.parametrize("m", [(1, 1), (2, 16)], ids=str)
+def test_a_zero_is_where_its_mode_lets_it_be(name: str, nodes: set[str], m: tuple[int, int]) -> None:
+    """On the weight where q - z must be exact; on the sums, beside the scale, where it is subtracted after scaling."""
+    program = program_of(format=named(name), m=m)
+    scheduled = apply(program, pick(program, PORTABLE), PORTABLE)
+    assert nodes <= set(scheduled)
+    assert not {"w.centred", "shifted"} - nodes & set(scheduled)
+    assert scheduled.kept == ["codes.stored", "scale.stored", "zero.stored"]
 
 
 def ladder() -> tuple[Problem, Program]:

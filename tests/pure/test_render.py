@@ -121,6 +121,7 @@ def test_a_tile_in_shared_memory_is_an_error_for_a_template_that_keeps_it_in_reg
 
 
 CODEBOOK = tuple(float(value) for value in range(16))
+MMA = {"unit": "mma", "block_m": 16, "block_k": 128, "zero_at": "weight"}
 CHANGES: dict[str, tuple[dict[str, object], dict[str, object]]] = {
     "m": ({"m": (2, 16)}, {"unit": "mma", "block_m": 16, "block_k": 128, "zero_at": "weight"}),
     "n": ({"n": 257}, {}),
@@ -132,6 +133,15 @@ CHANGES: dict[str, tuple[dict[str, object], dict[str, object]]] = {
     "bits": ({"format": Format("int4", bits=2, origin=-8.0)}, {"block_k": 4096}),
     "group": ({"format": named("int4_g64")}, {}),
     "whole row": ({"format": named("int4_row")}, {}),
+    "unsigned": ({"format": named("uint4")}, {}),
+    "integer zero": ({"format": named("uint4_z")}, {"zero_at": "weight"}),
+    "integer zero, scale_at": ({"format": named("uint4_z")}, {"zero_at": "weight", "scale_at": "weight"}),
+    "float zero on matrix cores": ({"format": named("uint4_zf")}, MMA),
+    "integer zero on matrix cores": ({"format": named("uint4_z")}, MMA),
+    "minimum": ({"format": named("uint4_m")}, {}),
+    "minimum, scale_at": ({"format": named("uint4_m")}, {"zero_at": "weight", "scale_at": "weight"}),
+    "minimum with an origin": ({"format": named("int4_m")}, {}),
+    "minimum on matrix cores": ({"format": named("uint4_m")}, MMA | {"zero_at": "accumulator"}),
     "scale type": ({"format": named("int4_g128_bf16")}, {}),
     "layout run": ({"layout": rows(256, 1536, 4, 8)}, {}),
     "plain rows": ({"layout": rows(256, 1536, 4)}, {}),
@@ -195,6 +205,14 @@ NODES: dict[str, tuple[str, object, object]] = {
 }
 
 
+@pytest.mark.parametrize("name", ["uint4_g128_z", "uint4_g128_m", "uint4_g50_z", "uint4_g50_m"])
+@pytest.mark.parametrize("m", [(1, 1), (2, 16)], ids=str)
+def test_a_template_that_loads_no_zero_gets_it_where_it_is_used(name: str, m: tuple[int, int], changed) -> None:  # type: ignore[no-untyped-def]
+    """Once, whatever the mode: a template only has to take zero_ptr."""
+    source = rendered(asked(format=named(name), m=m), folder=changed('{{ load("zero") }}', "pass")).source
+    assert source.count("tl.load(zero_ptr") == 1
+
+
 @pytest.mark.parametrize("what", NODES)
 def test_changing_any_one_node_changes_the_text_or_is_refused(what: str) -> None:
     """Design section 5: the IR drives the text; what a template or the problem says beside it must not win over the program."""
@@ -220,7 +238,7 @@ def test_other_values_in_a_codebook_are_another_question() -> None:
 
 
 @pytest.mark.parametrize("m", [(1, 1), (2, 16)], ids=str)
-@pytest.mark.parametrize("name", ["int4_g128", "nf4_g64_bf16", "int4_row"])
+@pytest.mark.parametrize("name", ["int4_g128", "nf4_g64_bf16", "int4_row", "uint4_g64_z", "uint4_g32_m_bf16"])
 def test_a_rendered_text_says_what_it_answers_and_reads_back(name: str, m: tuple[int, int]) -> None:
     kernel = rendered(asked(format=named(name), m=m, bias=True))
     again = read(kernel.source)
@@ -252,7 +270,7 @@ def test_sizes_are_named_at_the_top() -> None:
 
 
 @pytest.mark.parametrize("m", [(1, 1), (2, 16)], ids=str)
-@pytest.mark.parametrize("name", ["int4_g128", "nf4_g64", "int4_g50"])
+@pytest.mark.parametrize("name", ["int4_g128", "nf4_g64", "int4_g50", "uint4_g128_z", "uint4_g50_m", "int8_g128"])
 @pytest.mark.parametrize("x", [F16, BF16], ids=str)
 @pytest.mark.parametrize(("n", "k"), [(256, 1536), (37, 331), (1, 1)])
 def test_rendered_text_is_python_without_holes(m: tuple[int, int], name: str, x: object, n: int, k: int) -> None:

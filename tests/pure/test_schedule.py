@@ -106,11 +106,12 @@ def test_bucket_edges(m: int, expected: tuple[int, int]) -> None:
     assert bucket(m) == expected
 
 
+MORE = ["uint4_g128_z", "uint4_g32_m", "uint4_g64_zf", "uint4_g50_m", "int8_g128", "int8_row_z", "e2m1_g32"]
 SHAPES = [(1, 1536, 256), (16, 1536, 256), (16, 8192, 28672), (1, 28672, 8192), (5, 37, 41), (1, 1, 1), (2, 7, 1)]  # m, k, n
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("name", ["int4_g128", "nf4_g64", "int4_g50", "nf4_row", "int4_g16_f32"])
+@pytest.mark.parametrize("name", ["int4_g128", "nf4_g64", "int4_g50", "nf4_row", "int4_g16_f32", *MORE])
 @pytest.mark.parametrize("target", ["portable", "sm_90", "gfx942"])
 def test_what_the_rules_pick_is_legal(shape: tuple[int, int, int], name: str, target: str) -> None:
     m, k, n = shape
@@ -133,6 +134,9 @@ def scheduled(schedule: Schedule, n: int = 64, k: int = 1024, **problem: object)
         ({"zero_at": "accumulator", "unit": "mma"}, {}, "zero_at=accumulator needs unit=lanes"),
         ({"zero_at": "accumulator", "scale_at": "weight"}, {}, "take zero_at=weight"),
         ({"zero_at": "accumulator"}, {"x": BF16}, "take zero_at=weight"),
+        ({"zero_at": "accumulator", "block_k": 1024}, {"format": named("uint4_z")}, "q - z formed on the weight, exactly"),
+        ({"block_k": 1024}, {"format": named("uint4_m")}, "subtracted after scaling, so take both alike"),
+        ({"zero_at": "accumulator", "scale_at": "weight"}, {"format": named("uint4_m")}, "so take both alike"),
     ],
 )
 def test_choices_that_do_not_fit_the_problem_are_refused(schedule: dict, problem: dict, message: str) -> None:
@@ -173,6 +177,13 @@ def test_a_call_moves_each_byte_once() -> None:
     program = scheduled(Schedule(template="gemv", block_n=4, block_k=2048), n=256, k=1024)
     assert bytes_moved(program) == {"codes.stored": 256 * 512, "scale.stored": 256 * 8 * 2, "x": 2048, "y": 512}
     assert floor_us(program, replace(SM_80, bandwidth_gbs=1000)) == pytest.approx((256 * 512 + 4096 + 2048 + 512) / 1e6)
+
+
+@pytest.mark.parametrize("name", ["uint4_g128_z", "uint4_g128_m"])
+def test_zeros_are_moved_once_too(name: str) -> None:
+    zero_at = "accumulator" if named(name).zero_after_scale else "weight"
+    program = scheduled(Schedule(template="gemv", block_n=4, block_k=2048, zero_at=zero_at), k=1024, format=named(name))
+    assert bytes_moved(program)["zero.stored"] == bytes_moved(program)["scale.stored"] == 64 * 8 * 2
 
 
 def test_scales_in_f32_count_four_bytes() -> None:

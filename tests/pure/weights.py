@@ -33,9 +33,12 @@ def case(problem: Problem, values: list[float], seed: int = 0) -> Case:
     scales = ROUND[form.scale.name](rng.uniform(0.005, 0.025, (problem.n, oracle.groups(problem.k, form.group))))
     x = ROUND[problem.x.name](rng.standard_normal((problem.m[1], problem.k)))
     data = {"codes": codes, "scale": scales, "x": x}
+    zeros = oracle.random_zeros(rng, scales, values, form.zero_mode)
+    if form.zero is not None:
+        zeros = data["zero"] = ROUND[form.zero.name](zeros)
     if form.codebook is not None:
         data["codebook"] = np.array(values, np.float32)
     if problem.bias:
         data["bias"] = ROUND[problem.y.name](rng.standard_normal(problem.n))
-    w = oracle.dequantize(codes, scales, form.group, values)
+    w = oracle.dequantize(codes, scales, form.group, values, zeros, form.zero_mode)
     return Case(data, w, oracle.linear(x, w, data.get("bias")), oracle.typical(x, w))

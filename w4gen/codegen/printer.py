@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import fields
+from itertools import dropwhile, takewhile
 from typing import Any
 
 from w4gen.codegen import tl
 from w4gen.codegen.index import suffixed
 from w4gen.errors import TemplateError
 from w4gen.ir.program import Program
-from w4gen.ir.tile import Field, Reduce, Slice
+from w4gen.ir.tile import Convert, Field, Reduce, Slice
+from w4gen.schedule.rewrite import GROUPED
 from w4gen.schedule.schedule import IN_PROGRAM, Schedule
 
 
@@ -34,8 +36,9 @@ class Printer:
         user = "part" if "part" in program.graph else "w.dense"
         roles = {"w": "w", "x": "x"} if user == "part" else {"w": "of"}
         self.chains = {operand: tl.chain(program, program.operands(user)[role]) for operand, role in roles.items()}
-        scaling = next(name for name in program if "scale" in program.operands(name))
-        self.chains["scale"] = tl.chain(program, program.operands(scaling)["scale"])
+        for role in GROUPED:
+            for name in (name for name in program if role in program.operands(name)):
+                self.chains[role] = tl.chain(program, program.operands(name)[role])
         if "codebook" in program.graph:
             self.chains["codebook"] = ["codebook.tile"]
         self.spans = program.tile("part").sizes.get("span", 1) if user == "part" else 1
@@ -79,7 +82,10 @@ class Printer:
         return "\n".join(tl.magic(self.program))
 
     def load(self, operand: str, extra: str = "") -> str:
-        """Bring one block of `w`, `x`, `scale` or `codebook` to registers; `extra` goes into the load as it is."""
+        """Bring one block of `w`, `x`, `scale`, `zero` or `codebook` to registers; `extra` goes into the load as it is.
+
+        A zero that a template has not loaded is loaded where it is first used.
+        """
         names = self.chains[operand]
         last = max(index for index, name in enumerate(names) if isinstance(self.program.op(name), Slice))
         lines = self.view(names[: last + 1], f", {extra}" if extra else "")
@@ -88,10 +94,10 @@ class Printer:
         return "\n".join(lines)
 
     def decode(self, operand: str) -> str:
-        """Turn the codes of `w` into values."""
+        """Turn the codes of `w` into values, up to their scale."""
         names = self.chains[operand]
         last = max(index for index, name in enumerate(names) if isinstance(self.program.op(name), Slice))
-        rest = [name for name in names[last + 1 :] if "scale" not in self.program.operands(name)]
+        rest = takewhile(lambda name: "scale" not in self.program.operands(name), names[last + 1 :])
         return "\n".join(line for name in rest for line in self.node(name))
 
     def zeros(self, loop: str, *names: str) -> str:
@@ -112,8 +118,11 @@ class Printer:
         return "\n".join(line for name in ("part", "x.sum") if name in self.program.graph for line in self.node(name))
 
     def scale(self, operand: str) -> str:
-        """Apply the scale to `w` or to the partial sums (`acc`)."""
-        return "\n".join(self.node("w" if operand == "w" else "scaled"))
+        """Apply the scale, and a zero that comes after it, to `w` or to the partial sums (`acc`)."""
+        path = self.chains["w"] if operand == "w" else tl.chain(self.program, "acc")[len(self.chains["w"]) :]
+        rest = dropwhile(lambda name: "scale" not in self.program.operands(name), path)
+        scaling = takewhile(lambda name: isinstance(self.program.op(name), Convert), rest)
+        return "\n".join(line for name in scaling for line in self.node(name))
 
     def reduce(self, *names: str) -> str:
         """Sums over axes of a tile, or over steps; names that the program does not have are left out."""
@@ -140,8 +149,10 @@ class Printer:
         return tl.Walk(self.program, names[-1], self.spans).load(names[-1], extra)
 
     def node(self, name: str) -> list[str]:
+        zero = self.program.operands(name).get("zero")
+        lines = self.load("zero").splitlines() if zero and not self.ledger[zero] else []
         self.ledger[name] += 1
-        return tl.conversion(self.program, name)
+        return lines + tl.conversion(self.program, name)
 
     def settle(self, template: str) -> None:
         """Every node of our kernels printed exactly once, every choice of the schedule read. Raises `TemplateError`."""

@@ -165,7 +165,7 @@ def _header(problem: Problem, schedule: Schedule, arch: str) -> str:
     n, k, form = problem.n, problem.k, problem.format
     m = str(low) if low == high else f"{low}..{high}"
     family = FAMILIES.get(form.name)
-    builtin = family is not None and form == replace(family, group=form.group, scale=form.scale)
+    builtin = family is not None and form == family.with_suffixes(form.suffixes)
     options = f"--format {form.label if builtin else repr(str(form))} --dtype {problem.x}{' --bias' if problem.bias else ''}"
     return "\n".join(
         [

@@ -221,7 +221,8 @@ def expression(op: d.Op, text: str, low: str) -> str:
         case d.Bitcast(dtype):
             return f"{text}.to({TYPES[dtype.name]}, bitcast=True)"
         case d.Fma(_, plus) if low:
-            return f"{text} - ({-plus.factor!r} / (1 << {low}) + {-plus.base!r})".replace("+ -", "- ")
+            bias = f"{-plus.factor!r} / (1 << {low})"
+            return f"{text} - ({bias} + {-plus.base!r})".replace("+ -", "- ") if plus.base else f"{text} - {bias}"
         case d.Fma(times, plus):
             scaled = text if times.value(0) == 1 else f"{text} * {times.value(0)!r}"
             return f"{scaled} + {plus.value(0)!r}".replace("+ -", "- ")
@@ -294,16 +295,15 @@ def conversion(program: Program, name: str) -> list[str]:
             return [f"{variable(name)} = {text}"]
         case Convert(decode) if decode is not None:
             return value(variable(name), variable(roles["codes"]), decode)
-        case Convert() if "scale" in roles:
-            scaled = variable(roles.get("value", roles.get("acc", "")))
+        case Convert(_, origin) if "scale" in roles:
             if "acc" in roles and (power := _decoding(program).power):
-                scaled = f"{scaled} * 2.0**{power}"
-            if op.origin:
-                total = suffixed(variable(roles["sum"]), *_dims(program, roles["sum"], name))
-                scaled = f"({scaled} + {op.origin!r} * {total})".replace("+ -", "- ")
-            factor = cast(suffixed(variable(roles["scale"]), *_dims(program, roles["scale"], name)), program, roles["scale"])
-            text = f"{scaled} * {factor}"
-            return [f"{variable(name)} = {text if tile.element.name == 'f32' else f'({text}).to({TYPES[tile.element.name]})'}"]
+                source = f"{source} * 2.0**{power}"
+            if origin:
+                source = f"({source} + {origin!r} * {operand(program, name, 'sum')})".replace("+ -", "- ")
+            return assigned(program, name, f"{source} * {operand(program, name, 'scale')}")
+        case Convert() if "zero" in roles:
+            total = f" * {operand(program, name, 'sum')}" if "sum" in roles else ""
+            return assigned(program, name, f"{source} - {operand(program, name, 'zero')}{total}")
         case Convert():
             return [f"{variable(name)} = {source}.to({TYPES[tile.element.name]})"]
         case Dot(_, "lanes"):
@@ -328,10 +328,17 @@ def conversion(program: Program, name: str) -> list[str]:
             raise TemplateError(f"{name} ({op}) has no text of its own in a loop")
 
 
-def cast(text: str, program: Program, name: str) -> str:
-    """`text` as f32."""
-    element = program.tile(name).element
-    return text if isinstance(element, DType) and element.name == "f32" else f"{text}.to(tl.float32)"
+def operand(program: Program, name: str, role: str) -> str:
+    """An operand of a node, brought to the node's axes and to the type of its first operand, in which it computes."""
+    source, first = program.operands(name)[role], program.tile(program.source(name))
+    text = suffixed(variable(source), *_dims(program, source, name))
+    return text if program.tile(source).element == first.element else f"{text}.to({type_of(first)})"
+
+
+def assigned(program: Program, name: str, text: str) -> list[str]:
+    """The line that gives a node its value, rounded where the node is narrower than what it is made from."""
+    same = program.tile(name).element == program.tile(program.source(name)).element
+    return [f"{variable(name)} = {text if same else f'({text}).to({type_of(program.tile(name))})'}"]
 
 
 def _dims(program: Program, name: str, user: str) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -169,12 +169,11 @@ class _Run:
         if "codes" in operands:
             table = np.asarray(operands.get("codebook", self.program.problem.format.values), np.float64)
             return (table - (op.decode.left_out if op.decode else 0))[operands["codes"]]
+        value = next(iter(operands.values())).astype(np.float64)
+        total = self.aligned(name, "sum", operands) if "sum" in operands else 1
         if "scale" in operands:
-            value = operands["value" if "value" in operands else "acc"].astype(np.float64)
-            if op.origin:
-                value = value + op.origin * self.aligned(name, "sum", operands)
-            return value * self.aligned(name, "scale", operands)
-        return operands["x"]
+            return (value + op.origin * total if op.origin else value) * self.aligned(name, "scale", operands)
+        return value - self.aligned(name, "zero", operands) * total if "zero" in operands else value
 
     def aligned(self, name: str, role: str, operands: dict[str, Any]) -> Any:
         """An operand in f64, with an axis of one for every axis of the result that it lacks."""

@@ -47,7 +47,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Const:
-    """Data known before any call: the codes, scales or codebook of a weight."""
+    """Data known before any call: the codes, scales, zeros or codebook of a weight."""
 
     def __str__(self) -> str:
         return "const"
@@ -165,9 +165,10 @@ Map: TypeAlias = Pack | Unpack | Field | Split | Repeat | Fold
 
 @dataclass(frozen=True, slots=True)
 class Convert:
-    """Change the element: `codes` -> values (by `decode`, once placed), `value` or `acc` times `scale`, or a plain cast of `x`.
+    """Change the element: `codes` -> values (by `decode`, once placed), `value` or `acc` times `scale`, minus `zero`, or a cast.
 
-    `origin` is what `decode` left out of every value, made up for on the sums: (acc + origin * sum of x) * scale.
+    On the sums, `origin` is what `decode` left out of every value, (acc + origin * sum of x) * scale, and a zero takes the sum
+    of x along: acc - zero * sum of x.
     """
 
     decode: Decode | None = None

@@ -45,13 +45,29 @@ def dtype(name: str) -> DType:
     return found
 
 
+ZERO_MODES = {
+    "integer": "integer", "quantized": "integer",
+    "float": "float", "original": "float",
+    "minimum": "minimum", "rescale": "minimum",
+}  # fmt: skip
+"""How a zero enters, and BitBLAS's names for it.
+
+integer: (q - z) * s, z being one of the values (GPTQ, AWQ) · float: (q - z) * s, any z (HQQ) · minimum: q * s - z (GGUF's Q4_1,
+which stores -z).
+"""
+
+ZERO_SUFFIXES = {"z": "integer", "zf": "float", "m": "minimum"}
+"""The zero modes in the names of formats."""
+
+
 @dataclass(frozen=True, slots=True)
 class Format:
-    """What a low-bit code means: `weight = scale[n, k // group] * value(code)`.
+    """What a low-bit code means: `weight = scale[n, k // group] * value(code)`, or with a zero as `ZERO_MODES` says.
 
     Without a codebook the values are affine, `step * code + origin`; with one they are `codebook[code]`, 2**bits entries.
-    `group` runs along K (the last may be partial); -1 is one scale for the whole row. `str(f)` holds every field, and
-    `Format.parse(str(f)) == f`: a stored weight describes itself. `label` is the short name for people, `int4_g128`.
+    `group` runs along K (the last may be partial); -1 is one scale for the whole row. `zero` is the type of a tensor of zeros,
+    one per group, `zero_mode` how it enters. `str(f)` holds every field, and `Format.parse(str(f)) == f`: a stored weight
+    describes itself. `label` is the short name for people, `int4_g128`.
     """
 
     name: str
@@ -61,6 +77,8 @@ class Format:
     codebook: tuple[float, ...] | None = None
     group: int = 128
     scale: DType = F16
+    zero: DType | None = None
+    zero_mode: str | None = None
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
@@ -84,8 +102,23 @@ class Format:
                 f"{self.name}: step={self.step:g} and origin={self.origin:g} do not decode exactly: take a power of two and a "
                 "multiple of it, at most 128 steps from 0 (the rest belongs in the scale), or list the values as a codebook"
             )
-        if self.scale.kind != "float":
-            raise FormatError(f"{self.name}: scale={self.scale} is not a float type: use f16, bf16 or f32")
+        self._check_types()
+
+    def _check_types(self) -> None:
+        """The types of scale and zero, and the mode of the zero, which is made one of the three names."""
+        for field, kind in (("scale", self.scale), ("zero", self.zero or F16)):
+            if not isinstance(kind, DType) or kind.kind != "float":
+                raise FormatError(f"{self.name}: {field}={kind} is not a float type: use f16, bf16 or f32")
+        if self.zero is None:
+            if self.zero_mode is not None:
+                raise FormatError(f"{self.name}: zero_mode={self.zero_mode} without zeros: add zero=f16, or leave it out")
+            return
+        mode = ZERO_MODES.get(self.zero_mode or "integer")
+        if mode is None:
+            raise FormatError(f"{self.name}: zero_mode={self.zero_mode!r}: use one of {', '.join(ZERO_MODES)}")
+        if mode == "integer" and (self.codebook is not None or self.step != 1.0):
+            raise FormatError(f"{self.name}: only codes that step by 1 have an integer zero: use zero_mode=float or minimum")
+        object.__setattr__(self, "zero_mode", mode)
 
     @property
     def values(self) -> tuple[float, ...]:
@@ -95,9 +128,19 @@ class Format:
         return tuple(self.step * code + self.origin for code in range(2**self.bits))
 
     @property
+    def zero_after_scale(self) -> bool:
+        """Whether a zero is subtracted from the scaled value, not from the value."""
+        return self.zero_mode == "minimum"
+
+    @property
+    def suffixes(self) -> list[str]:
+        """What `label` adds to the name: the group, the mode of the zero, the type of the scale."""
+        mode = [suffix for suffix, mode in ZERO_SUFFIXES.items() if mode == self.zero_mode]
+        return ["row" if self.group == -1 else f"g{self.group}", *mode, *([] if self.scale == F16 else [self.scale.name])]
+
+    @property
     def label(self) -> str:
-        group = "row" if self.group == -1 else f"g{self.group}"
-        return f"{self.name}_{group}" + ("" if self.scale == F16 else f"_{self.scale}")
+        return "_".join([self.name, *self.suffixes])
 
     def group_in(self, k: int) -> int:
         """Weights under one scale in a row of length k."""
@@ -108,7 +151,7 @@ class Format:
         return -(-k // self.group_in(k))
 
     def with_suffixes(self, suffixes: list[str]) -> Format:
-        """This format with the group and scale type that `['g64', 'bf16']` names."""
+        """This format with the group, zero and scale type that `['g64', 'z', 'bf16']` names; zeros are of the scale's type."""
         changes: dict[str, Any] = {}
         for suffix in suffixes:
             if suffix == "row":
@@ -119,8 +162,12 @@ class Format:
                     raise FormatError(f"{self.name}_{suffix}: the group must be positive: use _g64, or _row for the whole row")
             elif suffix in DTYPES:
                 changes["scale"] = DTYPES[suffix]
+            elif suffix in ZERO_SUFFIXES:
+                changes["zero_mode"] = ZERO_SUFFIXES[suffix]
             else:
-                raise FormatError(f"{self.name}: unknown suffix _{suffix}: use _g64, _row, _f16, _bf16 or _f32")
+                raise FormatError(f"{self.name}: unknown suffix _{suffix}: use _g64, _row, _z, _zf, _m, _f16, _bf16 or _f32")
+        if changes.get("zero_mode", self.zero_mode):
+            changes["zero"] = changes.get("scale", self.scale)
         return replace(self, **changes)
 
     def __str__(self) -> str:
@@ -138,9 +185,10 @@ class Format:
             call = ast.parse(text, mode="eval").body
             if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
                 raise ValueError("it is not of the form name(field=value,...)")
+            words: dict[str, Any] = DTYPES | {mode: mode for mode in ZERO_MODES}
             known: dict[str, Any] = {}
             for keyword in call.keywords:
-                value = DTYPES[keyword.value.id] if isinstance(keyword.value, ast.Name) else ast.literal_eval(keyword.value)
+                value = words[keyword.value.id] if isinstance(keyword.value, ast.Name) else ast.literal_eval(keyword.value)
                 known[str(keyword.arg)] = tuple(value) if isinstance(value, list) else value
             return cls(call.func.id, **known)
         except (SyntaxError, ValueError, KeyError, TypeError) as error:

@@ -28,7 +28,12 @@ class Limits(Protocol):
 ROLES: dict[type, tuple[set[str], ...]] = {
     Dot: ({"w", "x"},),
     Store: ({"acc"}, {"acc", "bias"}, {"of"}),
-    Convert: ({"codes"}, {"codes", "codebook"}, {"value", "scale"}, {"acc", "scale"}, {"acc", "sum", "scale"}, {"x"}),
+    Convert: (
+        *({"codes"}, {"codes", "codebook"}),
+        *({"value", "scale"}, {"acc", "scale"}, {"acc", "sum", "scale"}),
+        *({"value", "zero"}, {"acc", "sum", "zero"}),
+        *({"value"}, {"x"}),
+    ),
 }
 
 

@@ -17,7 +17,7 @@ import torch
 
 from w4gen.codegen.render import Kernel, read
 from w4gen.errors import W4Error
-from w4gen.ir.types import DType
+from w4gen.ir.types import DType, Format
 from w4gen.runtime.dtypes import torch_dtype
 from w4gen.runtime.launch import launcher
 from w4gen.runtime.reference import error, reference
@@ -32,7 +32,7 @@ CALLS = 3
 MOST = 160
 """Rows of x at most; a bucket may have no end."""
 
-ENOUGH = 1000
+ENOUGH = 10_000
 """Outputs from which on an error is an average; of fewer, one rounding may make up all of it."""
 
 
@@ -73,9 +73,19 @@ def random_call(kernel: Kernel, m: int, rows: int, device: torch.device) -> tupl
     codes = torch.randint(0, 2**form.bits, (rows, problem.k), device=device, dtype=torch.uint8)
     scales = torch.rand(rows, form.groups(problem.k), device=device) * 0.02 + 0.005
     first_rows = stored and replace(stored, digits=tuple(replace(d, size=rows) if d.axis == "n" else d for d in stored.digits))
-    w = Weight.from_codes(codes, scales.to(torch_dtype(form.scale)), None, form, first_rows)
+    w = Weight.from_codes(codes, scales.to(torch_dtype(form.scale)), random_zeros(form, scales), form, first_rows)
     x = torch.randn(m, problem.k, device=device).to(kind)
     return x, w, torch.randn(rows, device=device).to(kind) if problem.bias else None
+
+
+def random_zeros(form: Format, scales: torch.Tensor) -> torch.Tensor | None:
+    """Zeros [rows, groups] as real weights have them: within the range of the values."""
+    if form.zero is None:
+        return None
+    low, high = min(form.values), max(form.values)
+    zeros = torch.rand_like(scales) * (high - low) + low
+    zeros = zeros.round() if form.zero_mode == "integer" else zeros * scales if form.zero_after_scale else zeros
+    return zeros.to(torch_dtype(form.zero))
 
 
 def check(kernel: Kernel) -> Report:
@@ -90,7 +100,7 @@ def check(kernel: Kernel) -> Report:
         results = []
         for _ in range(CALLS):
             y = torch.full((m, problem.n), torch.nan, dtype=torch_dtype(problem.y), device=device)
-            launch(y, x, w.codes, w.scale, w.codebook, bias, m)
+            launch(y, x, *w.buffers, bias, m)
             results.append(y[:, :rows])
         equal &= all(torch.equal(results[0], each) for each in results)
         found, allowed = error(results[0], reference(x, w, bias)), limit(problem.y, m * rows)
@@ -107,7 +117,7 @@ def _time(kernel: Kernel) -> float:
     launch = launcher(kernel, device)
 
     def call(each: Weight) -> Callable[[], None]:
-        return lambda: launch(y, x, each.codes, each.scale, each.codebook, bias, problem.m[0])
+        return lambda: launch(y, x, *each.buffers, bias, problem.m[0])
 
     return time_calls([call(w.clone()) for _ in range(copies_for(w.nbytes, device))]).us
 

@@ -16,7 +16,7 @@ from w4gen.runtime.weight import Weight
 from w4gen.schedule.arch import ARCHES, Arch, arch, for_capability
 
 Launch: TypeAlias = Callable[..., None]
-ARGUMENTS = ("y_ptr", "x_ptr", "codes_ptr", "scale_ptr", "codebook_ptr", "bias_ptr", "m_count")
+ARGUMENTS = ("y_ptr", "x_ptr", "codes_ptr", "scale_ptr", "zero_ptr", "codebook_ptr", "bias_ptr", "m_count")
 """The order in which a call hands over its tensors; partial sums and a dense weight are made for it."""
 
 
@@ -32,7 +32,7 @@ def arch_of(device: torch.device | None = None) -> Arch:
 
 
 def launcher(kernel: Kernel, device: torch.device, n: int = 0) -> Launch:
-    """`launch(y, x, codes, scale, codebook, bias, m)`: the functions of a kernel in turn, and the vendor's matmul if it has one.
+    """`launch(y, x, codes, scale, zero, codebook, bias, m)`: the functions of a kernel, then the vendor's matmul if it has one.
 
     `n` cuts everything to the first outputs (0: all of them).
     """
@@ -50,7 +50,7 @@ def launcher(kernel: Kernel, device: torch.device, n: int = 0) -> Launch:
         for (piece, _), run in zip(steps, grids[m], strict=True):
             run(*[given[name] for name in piece.arguments])
         if "dense_ptr" in makes:
-            _multiply(call[0][:, : n or None], call[1], given["dense_ptr"], call[5])
+            _multiply(call[0][:, : n or None], call[1], given["dense_ptr"], given["bias_ptr"])
 
     return launch
 
@@ -105,7 +105,7 @@ def bind(kernel: Kernel) -> Callable[..., torch.Tensor]:
         w = w.packed_as(layout) if layout is not None else w
         y = torch.full((x.shape[0], problem.n), torch.nan, dtype=torch_dtype(problem.y), device=x.device)
         launch = launches.setdefault(x.device, launcher(kernel, x.device))
-        launch(y, aligned(x), w.codes, w.scale, w.codebook, bias, x.shape[0])
+        launch(y, aligned(x), *w.buffers, bias, x.shape[0])
         return y
 
     return call

@@ -12,7 +12,7 @@ from w4gen.ir.layout import Layout
 from w4gen.ir.types import Format
 from w4gen.runtime import dtypes
 from w4gen.runtime.ops import stored_for
-from w4gen.runtime.weight import Weight
+from w4gen.runtime.weight import BUFFERS, Weight
 
 
 def linear(x: torch.Tensor, w: Weight, bias: torch.Tensor | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -23,7 +23,7 @@ def linear(x: torch.Tensor, w: Weight, bias: torch.Tensor | None = None, out: to
     """
     _check(x, w.k, w.n, w.codes.device, bias, out)
     w = stored_for(w, x.device)
-    y = _call(x, w.codes, w.scale, w.codebook, bias, w.n, str(w.format), str(w.layout))
+    y = _call(x, *w.buffers, bias, w.n, str(w.format), str(w.layout))
     return y if out is None else out.copy_(y)
 
 
@@ -31,6 +31,7 @@ def _call(
     x: torch.Tensor,
     codes: torch.Tensor,
     scale: torch.Tensor,
+    zero: torch.Tensor | None,
     codebook: torch.Tensor | None,
     bias: torch.Tensor | None,
     n: int,
@@ -42,7 +43,7 @@ def _call(
     if rows.shape[0] == 0:
         return x.new_empty((*x.shape[:-1], n))
     bias = bias if bias is None or bias.dtype == x.dtype else bias.to(x.dtype)
-    return torch.ops.w4gen.linear(rows, codes, scale, codebook, bias, n, format, layout).reshape(*x.shape[:-1], n)
+    return torch.ops.w4gen.linear(rows, codes, scale, zero, codebook, bias, n, format, layout).reshape(*x.shape[:-1], n)
 
 
 def _check(
@@ -62,12 +63,13 @@ def _check(
 class Linear(torch.nn.Module):
     """A linear layer over a quantized weight: `y[..., N] = x[..., K] · wᵀ + bias[N]`.
 
-    Buffers: `codes` i32[words], `scale` [N, groups], `codebook` f32[2**bits] or none; the format and the layout travel in the
-    state dict beside them. Gradients reach x and the bias, not the weight.
+    Buffers: `codes` i32[words], `scale` [N, groups], `zero` [N, groups] or none, `codebook` f32[2**bits] or none; the format and
+    the layout travel in the state dict beside them. Gradients reach x and the bias, not the weight.
     """
 
     codes: torch.Tensor
     scale: torch.Tensor
+    zero: torch.Tensor | None
     codebook: torch.Tensor | None
     bias: torch.Tensor | None
 
@@ -85,19 +87,20 @@ class Linear(torch.nn.Module):
     @property
     def weight(self) -> Weight:
         """The weight as it is stored now."""
-        return Weight(self.format, self.out_features, self.in_features, self.layout, self.codes, self.scale, self.codebook)
+        buffers = (getattr(self, name) for name in BUFFERS)
+        return Weight(self.format, self.out_features, self.in_features, self.layout, *buffers)
 
     def _hold(self, weight: Weight) -> None:
         """Keep a weight, packed for the device that it is on."""
         weight = stored_for(weight, weight.codes.device)
         self.layout, self._format, self._layout = weight.layout, str(weight.format), str(weight.layout)
-        self.register_buffer("codes", weight.codes)
-        self.register_buffer("scale", weight.scale)
-        self.register_buffer("codebook", weight.codebook)
+        for name in BUFFERS:
+            self.register_buffer(name, getattr(weight, name))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         _check(x, self.in_features, self.out_features, self.codes.device, self.bias)
-        return _call(x, self.codes, self.scale, self.codebook, self.bias, self.out_features, self._format, self._layout)
+        buffers = (self.codes, self.scale, self.zero, self.codebook)
+        return _call(x, *buffers, self.bias, self.out_features, self._format, self._layout)
 
     def get_extra_state(self) -> dict[str, str]:
         return {"format": self._format, "layout": self._layout}
@@ -109,17 +112,17 @@ class Linear(torch.nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Take buffers of any layout: the layout comes with them, and the next call packs for its device."""
-        for name in ("codes", "scale", "codebook"):
+        for name in BUFFERS:
             given, held = state_dict.get(prefix + name), getattr(self, name)
-            if given is None and name == "codebook":
-                self.codebook = None
+            if given is None and name in ("zero", "codebook"):
+                setattr(self, name, None)
             elif given is not None and (held is None or (given.shape, given.dtype) != (held.shape, held.dtype)):
                 setattr(self, name, torch.empty_like(given, device=self.codes.device))
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Linear:
-        """Move buffers, but never change what a code, a scale or the codebook is: only the bias takes a new dtype."""
-        for name in ("codes", "scale", "codebook", "bias"):
+        """Move buffers, but never change what codes, scales, zeros and the codebook are: only the bias takes a new dtype."""
+        for name in (*BUFFERS, "bias"):
             held = getattr(self, name)
             if held is not None:
                 moved = fn(held)

@@ -41,6 +41,15 @@ def padded_group(problem: Problem, layout: Layout) -> int:
     return layout.size("k") if problem.format.groups(problem.k) == 1 else problem.format.group
 
 
+GROUPED = ("scale", "zero")
+"""What a weight may have one of for each group."""
+
+
+def grouped(program: Program) -> list[str]:
+    """Those of `GROUPED` that the program has."""
+    return [name for name in GROUPED if name in program.graph or f"{name}.stored" in program.graph]
+
+
 def padded(b: Builder, name: str, source: str, **grown: int) -> str:
     """`source` padded to the sizes given, or itself where it has them."""
     tile = b.tile(source)
@@ -49,7 +58,7 @@ def padded(b: Builder, name: str, source: str, **grown: int) -> str:
 
 
 def pack(program: Program, layout: Layout) -> Program:
-    """Store the weight: codes padded and mapped to `layout`, scales row-major; both, and the codebook, become kept tiles."""
+    """Store the weight: codes padded and mapped to `layout`, scales and zeros row-major; all become kept tiles."""
     problem = program.problem
     n, k, group = layout.size("n"), layout.size("k"), padded_group(problem, layout)
 
@@ -58,11 +67,14 @@ def pack(program: Program, layout: Layout) -> Program:
         b.add("codes.stored", Pack(layout), {"of": whole}, I32, Space.GLOBAL, layout=layout, kept=True)
         return b.add("codes.view", Unpack(layout), {"of": "codes.stored"}, problem.format)
 
-    def scale(b: Builder, operands: Operands) -> str:
-        element = problem.format.scale
-        stored = matrix({"n": n, "g": -(-k // group)}, element.bits)
-        whole = padded(b, "scale.pad", copy(b, program, "scale", operands), n=n, g=stored.size("g"))
-        return b.add("scale.stored", Pack(stored), {"of": whole}, element, Space.GLOBAL, layout=stored, kept=True)
+    def of_groups(name: str) -> Emit:
+        def emit(b: Builder, operands: Operands) -> str:
+            element = program.tile(name).element
+            stored = matrix({"n": n, "g": -(-k // group)}, element.bits)
+            whole = padded(b, f"{name}.pad", copy(b, program, name, operands), n=n, g=stored.size("g"))
+            return b.add(f"{name}.stored", Pack(stored), {"of": whole}, element, Space.GLOBAL, layout=stored, kept=True)
+
+        return emit
 
     def codebook(b: Builder, operands: Operands) -> str:
         tile = program.tile("codebook")
@@ -73,10 +85,11 @@ def pack(program: Program, layout: Layout) -> Program:
         b.add("x", Input(), {}, problem.x, Space.GLOBAL, tile.sizes, matrix(tile.sizes, problem.x.bits))
         return padded(b, "x.pad", "x", k=k)
 
-    def spread(b: Builder, operands: Operands) -> str:
-        return b.add("scale.k", Repeat(group, k), operands, problem.format.scale)
+    def spread(name: str) -> Emit:
+        return lambda b, operands: b.add(f"{name}.k", Repeat(group, k), operands, program.tile(name).element)
 
-    emit: dict[str, Emit] = {"codes": codes, "scale": scale, "x": x, "scale.k": spread}
+    emit: dict[str, Emit] = {"codes": codes, "x": x}
+    emit |= {name: of_groups(name) for name in grouped(program)} | {f"{name}.k": spread(name) for name in grouped(program)}
     return rewrite(program, emit | ({"codebook": codebook} if "codebook" in program.graph else {}))
 
 
@@ -88,6 +101,9 @@ def convert(program: Program, how: Decode, operand: DType, space: Space = Space.
             operands["codebook"] = b.add("codebook.tile", Slice(()), {"of": operands["codebook"]}, F32)
         return b.add("w.value", Convert(how), operands, how.dtype)
 
+    def centred(b: Builder, operands: Operands) -> str:
+        return b.add("w.centred", Convert(), operands, how.dtype)
+
     def scaled(b: Builder, operands: Operands) -> str:
         return b.add("w", Convert(), operands, operand, space)
 
@@ -96,7 +112,8 @@ def convert(program: Program, how: Decode, operand: DType, space: Space = Space.
             operands["x"] = b.add("x.value", Convert(), {"x": operands["x"]}, operand)
         return copy(b, program, "acc", operands)
 
-    return rewrite(program, {"w.value": decoded, "w": scaled, "acc": dot})
+    emit: dict[str, Emit] = {"w.value": decoded, "w": scaled, "acc": dot}
+    return rewrite(program, emit | ({"w.centred": centred} if "w.centred" in program.graph else {}))
 
 
 def split(program: Program, layout: Layout, spans: int) -> Program:
@@ -105,19 +122,20 @@ def split(program: Program, layout: Layout, spans: int) -> Program:
     def codes(b: Builder, operands: Operands) -> str:
         return b.add("w.codes", Field(layout, spans), operands, program.problem.format)
 
-    def scale(b: Builder, operands: Operands) -> str:
-        made = copy(b, program, "scale.k", operands)
-        return b.add("scale.order", Split(layout, spans), {"of": made}, program.problem.format.scale)
+    def order(name: str, view: str) -> Emit:
+        def emit(b: Builder, operands: Operands) -> str:
+            made = copy(b, program, view, operands)
+            return b.add(f"{name}.order", Split(layout, spans), {"of": made}, program.tile(view).element)
+
+        return emit
 
     x = last(program, "x.pad", "x")
-
-    def order(b: Builder, operands: Operands) -> str:
-        return b.add("x.order", Split(layout, spans), {"of": copy(b, program, x, operands)}, program.problem.x)
 
     def dot(b: Builder, operands: Operands) -> str:
         return b.add("acc", Dot(("word", "span", "code")), operands, F32)
 
-    return rewrite(program, {"codes.view": codes, x: order, "scale.k": scale, "acc": dot})
+    groups = {f"{name}.k": order(name, f"{name}.k") for name in grouped(program)}
+    return rewrite(program, {"codes.view": codes, x: order("x", x), "acc": dot} | groups)
 
 
 def fold(program: Program, quad: int) -> Program:
@@ -137,39 +155,63 @@ def fold(program: Program, quad: int) -> Program:
     def dot(b: Builder, operands: Operands) -> str:
         return b.add("acc", Dot(("lane", "quad", "span", "code")), operands, F32)
 
-    return rewrite(program, {"w.codes": words, "x.order": view("x"), "scale.order": view("scale"), "acc": dot})
+    views = {f"{name}.order": view(name) for name in ("x", *grouped(program))}
+    return rewrite(program, {"w.codes": words, "acc": dot} | views)
 
 
 def place_scale(program: Program, unit: str, side: str, scale_at: str, origin: float) -> Program:
     """Split the Dot into partial sums over the codes of a stretch, and scale these (or leave the scale on the weight).
 
     Lanes keep one partial sum each until the end; mma sums over the words of a step at once. An `origin` that the decoding left
-    out is made up for here: (sum of code * x + origin * sum of x) * scale.
+    out is made up for here: (sum of code * x + origin * sum of x) * scale. So is a zero that is subtracted after scaling; one
+    that is subtracted before stays on the weight, where code = zero gives exactly 0.
     """
     inside = ("quad", "code") if unit == "lanes" else ("word", "code")
+    rest = inside[:1]
     moved: Operands = {}
 
-    def weight(b: Builder, operands: Operands) -> str:
-        if scale_at == "weight":
-            return copy(b, program, "w", operands)
-        moved.update(scale=operands["scale"])
+    def first_of(b: Builder, name: str, source: str) -> str:
+        # every code of the stretch has the scale, and the zero, of its first one
+        return b.add(
+            f"{name}.at", Slice(tuple(Block(axis, drop=True) for axis in inside)), {"of": source}, b.tile(source).element
+        )
+
+    def take(b: Builder, operands: Operands) -> str:
+        moved.update({name: operands[name] for name in GROUPED if name in operands})
         return operands["value"]
+
+    def centred(b: Builder, operands: Operands) -> str:
+        return copy(b, program, "w.centred", operands | {"zero": first_of(b, "zero", operands["zero"])})
+
+    def weight(b: Builder, operands: Operands) -> str:
+        value, element = take(b, operands), program.tile("w").element
+        return value if b.tile(value).element == element else b.add("w", Convert(), {"value": value}, element)
+
+    def scaled(b: Builder, part: str, x: str) -> str:
+        """The partial sums times the scale, with what is made up for on them."""
+        scaling = {"acc": part, "scale": first_of(b, "scale", moved["scale"])}
+        total = {}
+        if origin or "zero" in moved:
+            by_code = b.add("x.sum", Reduce(("code",)), {"of": x}, F32)
+            total["sum"] = b.add("x.sums", Reduce(rest), {"of": by_code}, F32)
+        part = b.add("scaled", Convert(origin=origin), scaling | (total if origin else {}), F32)
+        if "zero" in moved:
+            zero = {"zero": first_of(b, "zero", moved["zero"])}
+            part = b.add("shifted", Convert(), {"acc": part} | total | zero, F32)
+        return part
 
     def dot(b: Builder, operands: Operands) -> str:
         part = b.add("part", Dot(("code",) if unit == "lanes" else inside, unit, side), operands, F32)
-        part = b.add("sums", Reduce(("quad",)), {"of": part}, F32) if unit == "lanes" else part
-        if scale_at == "accumulator":
-            # every code of the stretch has the scale of its first one
-            first = Slice(tuple(Block(axis, drop=True) for axis in inside))
-            scaling = {"acc": part, "scale": b.add("scale.at", first, {"of": moved["scale"]}, program.problem.format.scale)}
-            if origin:
-                by_code = b.add("x.sum", Reduce(("code",)), {"of": operands["x"]}, F32)
-                scaling["sum"] = b.add("x.sums", Reduce(("quad",)), {"of": by_code}, F32)
-            part = b.add("scaled", Convert(origin=origin), scaling, F32)
+        part = b.add("sums", Reduce(rest), {"of": part}, F32) if unit == "lanes" else part
+        part = scaled(b, part, operands["x"]) if scale_at == "accumulator" else part
         acc = b.add("acc", Reduce(("span",)), {"of": part}, F32)
         return b.add("total", Reduce(("lane",)), {"of": acc}, F32) if unit == "lanes" else acc
 
-    return rewrite(program, {"w": weight, "acc": dot})
+    emit: dict[str, Emit] = {"acc": dot}
+    if scale_at == "accumulator":
+        on_weight: dict[str, Emit] = {"w.scaled": take, "w.centred": centred}
+        emit |= {"w": weight} | {name: each for name, each in on_weight.items() if name in program.graph}
+    return rewrite(program, emit)
 
 
 def dequantize(program: Program) -> Program:
@@ -210,15 +252,17 @@ def tile(program: Program, n: int, m: int = 0, split: int = 1, **along: int) -> 
         parts = b.add("parts", Reduce(over, "step", split), operands, F32, Space.GLOBAL)
         return b.add("acc", Reduce(("part",)), {"of": parts}, F32)
 
-    w, x, scale = (last(program, *names) for names in VIEWS)
-    emit: dict[str, Emit] = {w: cut("w", w, "n", walked), scale: cut("scale", scale, "n", walked)}
+    axes = {"w": ("n", walked), "x": ("m", walked)} | dict.fromkeys(grouped(program), ("n", walked))
+    views = {short: last(program, *VIEWS[short]) for short in axes if m or short != "x"}
+    emit: dict[str, Emit] = {view: cut(short, view, *axes[short]) for short, view in views.items()}
     if m:
-        emit |= {x: cut("x", x, "m", walked), "acc": accumulate}
+        emit["acc"] = accumulate
         emit |= {"bias": cut("bias", "bias", "n")} if program.problem.bias else {}
     return rewrite(program, emit)
 
 
-VIEWS = (("w.quads", "codes.stored"), ("x.quads", "x.order", "x.pad", "x"), ("scale.quads", "scale.order", "scale.k"))
+VIEWS = {"w": ("w.quads", "codes.stored"), "x": ("x.quads", "x.order", "x.pad", "x")}
+VIEWS |= {name: (f"{name}.quads", f"{name}.order", f"{name}.k") for name in GROUPED}
 """Of each operand, the views that blocks can be cut from, the last one first."""
 
 

@@ -86,7 +86,13 @@ def _gemm_reads(problem: Problem, layout: Layout) -> bool:
     """Whether the gemm template can read a layout: affine codes in pairs, whole k-steps of 16, one scale for each."""
     run = next(digit.size for digit in layout.digits if digit.axis == "k")
     group = rewrite.padded_group(problem, layout)
-    return problem.format.codebook is None and run == 16 and problem.format.bits <= problem.x.mantissa and group % 16 == 0
+    return (
+        problem.format.codebook is None
+        and problem.format.zero is None
+        and run == 16
+        and problem.format.bits <= problem.x.mantissa
+        and group % 16 == 0
+    )
 
 
 def _gemm(problem: Problem, arch: Arch) -> Schedule:
@@ -126,16 +132,29 @@ def _lanes(problem: Problem, layout: Layout, arch: Arch) -> Schedule:
     else:
         warps = 4 if n < 8192 and k >= 8192 else 2
         block_n = 8 if n >= 8192 else 4 if n >= 4096 else 2 if n > 512 else 1
-    short = problem.x == F16 and problem.format.codebook is None and problem.format.step == 1
     block_k = warps * arch.warp * QUAD * layout.per_unit
-    zero_at = "accumulator" if short else "weight"
+    form = problem.format
+    zero_at = "accumulator" if form.zero_after_scale or (form.zero is None and _short(problem)) else "weight"
     return Schedule(template="gemv", block_n=block_n, block_k=block_k, warps=warps, zero_at=zero_at)
 
 
 def _mma(problem: Problem, layout: Layout) -> Schedule:
     """2 to 16 rows: one k-step of the matrix instruction per code position, x on the left."""
     block_n = 128 if problem.n >= 16384 else 64 if problem.n >= 8192 else 32
-    return Schedule(template="gemv", block_m=16, block_n=block_n, block_k=16 * layout.per_unit, unit="mma", stages=3)
+    return Schedule(
+        template="gemv",
+        block_m=16,
+        block_n=block_n,
+        block_k=16 * layout.per_unit,
+        unit="mma",
+        zero_at="accumulator" if problem.format.zero_after_scale else "weight",
+        stages=3,
+    )
+
+
+def _short(problem: Problem) -> bool:
+    """Whether codes can be read as subnormals on lanes."""
+    return problem.x == F16 and problem.format.codebook is None and problem.format.step == 1
 
 
 def _words(schedule: Schedule, layout: Layout) -> int:
@@ -178,11 +197,22 @@ def apply(program: Program, schedule: Schedule, arch: Arch) -> Program:
 
 def _decode(problem: Problem, schedule: Schedule, layout: Layout) -> Decode:
     """The word operations that the schedule's choices allow."""
-    lanes, on_sums = schedule.unit == "lanes", schedule.scale_at == "accumulator"
-    if schedule.zero_at == "accumulator":
+    lanes, on_sums, form = schedule.unit == "lanes", schedule.scale_at == "accumulator", problem.format
+    if form.zero_after_scale:
+        if schedule.zero_at != schedule.scale_at:
+            raise ScheduleError(
+                f"scale_at={schedule.scale_at} with zero_at={schedule.zero_at}: the zero of {form.label} is subtracted after "
+                "scaling, so take both alike"
+            )
+        if lanes and on_sums and _short(problem):
+            return decode_as_subnormal(form, layout.per_unit)
+    elif schedule.zero_at == "accumulator":
+        if form.zero is not None:
+            raise ScheduleError(f"zero_at=accumulator: {form.label} has q - z formed on the weight, exactly: take zero_at=weight")
         if not (lanes and on_sums and problem.x == F16):
             raise ScheduleError("zero_at=accumulator needs unit=lanes, scale_at=accumulator and x in f16: take zero_at=weight")
-        return decode_as_subnormal(problem.format, layout.per_unit)
-    # a weight that is scaled before it is multiplied is decoded in f32, so that it is rounded once
-    element = F32 if lanes or not on_sums else problem.x
-    return decode(problem.format, element, layout.per_unit, in_place=schedule.unit != "vendor" and schedule.side == "right")
+        return decode_as_subnormal(form, layout.per_unit)
+    # decoded in f32 and rounded once: a weight that is scaled, or has a fraction, before it is multiplied, and wide codes
+    wide = not on_sums or form.zero_mode == "float" or (form.codebook is None and form.bits > problem.x.mantissa)
+    in_place = schedule.unit != "vendor" and schedule.side == "right"
+    return decode(form, F32 if lanes or wide else problem.x, layout.per_unit, in_place)
