@@ -33,6 +33,14 @@ def test_every_kernel_compiles_for_every_arch(arch: str, shape: str, form: str) 
     assert binary.files[kind].read_bytes().startswith(b"\x7fELF")
 
 
+@pytest.mark.parametrize("form", ["uint4_g128_z", "uint4_g32_m", "int8_g128", "e2m1_g32"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "gfx942"])
+def test_other_formats_compile_for_an_arch_of_each_kind(arch: str, shape: str, form: str) -> None:
+    _, binary = built(SHAPES[shape], form, arch)
+    assert binary.spills == 0
+
+
 @pytest.mark.parametrize(
     ("shape", "form", "options"),
     [
@@ -41,6 +49,10 @@ def test_every_kernel_compiles_for_every_arch(arch: str, shape: str, form: str) 
         ("1x1536x256", "int4_g128", {"dtype": "bfloat16"}),
         ("16x1536x256", "int4_g128", {"dtype": "bfloat16"}),
         ("16x600x40", "int4_g50", {}),
+        ("16x600x40", "uint4_g50_m", {}),
+        ("16x1536x256", "uint4_g64_zf", {"dtype": "bfloat16"}),
+        ("16x1536x256", "int8_g128", {"dtype": "bfloat16"}),
+        ("1x1536x256", "uint4_g32_m", {"dtype": "bfloat16"}),
         ("1x28672x8192", "int4_g128", {}),
     ],
 )

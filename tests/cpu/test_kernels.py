@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import cases
@@ -50,6 +51,7 @@ def no_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 FORMATS = ["int4_g128", "nf4_g64", "int4_g32", "nf4_g16", "int4_g50", "nf4_row", "int4_g64_bf16", "nf4_g128_f32"]
+FORMATS += [*cases.ZEROS, "int8_g128", "e2m1_g32"]
 
 
 @pytest.mark.parametrize("kind", [F16, BF16], ids=["f16", "bf16"])
@@ -57,7 +59,8 @@ FORMATS = ["int4_g128", "nf4_g64", "int4_g32", "nf4_g16", "int4_g50", "nf4_row",
 @pytest.mark.parametrize("form", FORMATS)
 def test_formats_and_groups(form: str, m: int, kind: torch.dtype) -> None:
     case = cases.call(form, m, 26, 384, kind)
-    assert case.error(bound(case)) <= case.limit
+    rounded = m > 1 and ("g50" in form or "zf" in form)  # each weight on matrix cores, as y is: 2.9e-4 on average in f16
+    assert case.error(bound(case)) <= (1.2 if rounded else 1) * case.limit
 
 
 @pytest.mark.parametrize("m", [1, 5])
@@ -67,7 +70,40 @@ def test_formats_of_your_own(form: Format, m: int) -> None:
     assert case.error(bound(case)) <= case.limit
 
 
-@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64", "int4_g50"])
+def with_codes_at_zero(form: str, m: int, kind: torch.dtype) -> cases.Call:
+    """A call in which the codes of the first group of every row are its zero, in all weights of the first row."""
+    case = cases.call(form, m, 26, 384, kind)
+    zeros = case.zeros.float().round()
+    each = zeros.repeat_interleave(case.w.format.group_in(384), 1)[:, :384] - case.w.format.origin
+    codes = case.codes.clone()
+    codes[0] = each[0].to(torch.uint8)
+    return replace(case, w=w4gen.Weight.from_codes(codes, case.scales, zeros.to(case.zeros.dtype), case.w.format), codes=codes)
+
+
+@pytest.mark.parametrize("kind", [F16, BF16], ids=["f16", "bf16"])
+@pytest.mark.parametrize("m", [1, 5])
+@pytest.mark.parametrize("form", ["uint4_g128_z", "uint4_g50_z", "int8_g64_z", "uint4_g64_zf"])
+def test_codes_that_are_the_zero_give_exact_zeros(form: str, m: int, kind: torch.dtype) -> None:
+    y = bound(with_codes_at_zero(form, m, kind))
+    assert (y[:, 0] == 0).all()
+    assert (y[:, 1:] != 0).all()
+
+
+@pytest.mark.parametrize("m", [1, 5])
+@pytest.mark.parametrize("form", ["uint4_g128_z", "uint4_g128_m", "uint4_g128_zf"])
+def test_a_group_without_scale_is_zero_or_the_minimum(form: str, m: int) -> None:
+    """s = 0: what is left is 0, or -z in the mode minimum (a group of equal weights)."""
+    case = cases.call(form, m, 26, 384)
+    w = w4gen.Weight.from_codes(case.codes, case.scales * 0, case.zeros, form)
+    y = w4gen.bind(kernel_for(case))(case.x, w)
+    if not form.endswith("_m"):
+        assert (y == 0).all()
+    else:
+        truth = oracle.linear(case.x.double().numpy(), -case.zeros.double().numpy().repeat(128, 1))
+        assert oracle.error(y.double().numpy(), truth) <= case.limit
+
+
+@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64", "int4_g50", "uint4_g50_m"])
 @pytest.mark.parametrize("m", [1, 2])
 @pytest.mark.parametrize(
     ("n", "k"),
@@ -102,7 +138,7 @@ def test_one_row_and_many_outputs(form: str, kind: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("m", [1, 2])
-@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64"])
+@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64", "uint4_g128_z", "uint4_g64_m"])
 def test_an_outlier_in_x_keeps_the_error(form: str, m: int) -> None:
     case = cases.call(form, m, 26, 512)
     case.x[0, 77] = 6e4
@@ -110,7 +146,7 @@ def test_an_outlier_in_x_keeps_the_error(form: str, m: int) -> None:
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
-@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64", "int4_g50"])
+@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64", "int4_g50", "uint4_g128_z", "uint4_g64_m"])
 @pytest.mark.parametrize("place", [0, 129, 299])
 def test_what_is_not_finite_stays_in_its_row(form: str, bad: float, place: int) -> None:
     case = cases.call(form, 5, 40, 300)
@@ -222,7 +258,7 @@ def test_x_of_any_shape(form: str, how: str, no_fallback: None) -> None:
 
 @pytest.mark.parametrize("kind", [F16, BF16], ids=["f16", "bf16"])
 @pytest.mark.parametrize("m", [1, 16])
-@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64"])
+@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64", "uint4_g128_z", "uint4_g128_m"])
 def test_a_linear_layer_runs_the_kernel(form: str, m: int, kind: torch.dtype, no_fallback: None) -> None:
     case = cases.call(form, m, 26, 383, kind, bias=True)
     layer = w4gen.Linear(case.w, case.bias)
@@ -254,7 +290,7 @@ def test_above_the_buckets_the_fallback_answers_with_one_warning(caplog: pytest.
         errors = [case.error(layer(case.x)) for _ in range(3)]
     assert max(errors) <= case.limit
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "nf4_g64 is dequantized and multiplied: M=17 is above 16" in caplog.text
+    assert "nf4_g64 is dequantized and multiplied: M is above 16" in caplog.text
 
 
 def test_f32_is_run_by_the_fallback_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -281,12 +317,19 @@ def test_strict_does_not_stop_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     assert case.error(w4gen.Linear(case.w)(case.x)) <= case.limit
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("m", [1, 16])
-def test_a_rendered_file_checks_itself(m: int, dtype: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("m", "form", "dtype"),
+    [
+        (1, "int4_g128", "float16"),
+        (1, "uint4_g128_z", "bfloat16"),
+        (16, "int4_g128", "float16"),
+        (16, "uint4_g32_m", "bfloat16"),
+    ],
+)
+def test_a_rendered_file_checks_itself(m: int, form: str, dtype: str, tmp_path: Path) -> None:
     """`python kernel.py` in a process of its own."""
     path = tmp_path / "kernel.py"
-    path.write_text(w4gen.compile(f"{m}x256x32", "int4_g128", arch="portable", dtype=dtype).source)
+    path.write_text(w4gen.compile(f"{m}x256x32", form, arch="portable", dtype=dtype).source)
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "checked under the interpreter" in done.stdout

@@ -119,7 +119,7 @@ def test_a_bias_is_kept_and_not_shared() -> None:
     assert layer.bias.any()
 
 
-@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64"])
+@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64", "uint4_g128_z", "uint4_g32_m", "int8_g128"])
 def test_a_state_dict_loads_into_a_fresh_module(form: str) -> None:
     layer, fresh = module(form), module(form, seed=1)
     assert not same_weight(layer, fresh)
@@ -156,8 +156,12 @@ def test_a_state_dict_goes_through_a_file_of_tensors_only() -> None:
     assert same_weight(layer, fresh)
 
 
-def test_a_state_dict_of_another_format_loads_as_that_format() -> None:
-    layer, fresh = module("int4_g64"), module("int4_g128", seed=1)
+@pytest.mark.parametrize(
+    ("other", "held"),
+    [("int4_g64", "int4_g128"), ("uint4_g64_z", "int4_g64"), ("int4_g64", "uint4_g64_m"), ("uint4_g32_m", "nf4_g64_m")],
+)
+def test_a_state_dict_of_another_format_loads_as_that_format(other: str, held: str) -> None:
+    layer, fresh = module(other), module(held, seed=1)
     fresh.load_state_dict(layer.state_dict(), strict=True)
     assert fresh.format == layer.format
     assert same_weight(layer, fresh)
@@ -170,7 +174,7 @@ def test_a_state_dict_of_another_size_is_refused() -> None:
 
 
 @pytest.mark.parametrize("move", ["half", "bfloat16", "float", "double", "cpu"])
-@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64_f32"])
+@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64_f32", "uint4_g64_z"])
 def test_moving_a_module_never_changes_its_codes(form: str, move: str) -> None:
     layer, before = module(form), module(form)
     moved = getattr(layer, move)()
@@ -225,7 +229,7 @@ def arguments(form: str, bias: bool, kind: torch.dtype) -> tuple:
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64"])
+@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64", "uint4_g32_m"])
 def test_the_op_is_well_behaved(form: str, bias: bool, kind: torch.dtype) -> None:
     result = torch.library.opcheck(
         torch.ops.w4gen.linear, arguments(form, bias, kind), test_utils=("test_schema", "test_faketensor")

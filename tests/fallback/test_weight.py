@@ -17,6 +17,7 @@ from w4gen.schedule.arch import ARCHES, M16K16
 from w4gen.schedule.rules import fragment_order, layout_for
 
 FORMATS = ["int4_g128", "nf4_g64", "int4_g50", "nf4_row", "int4_g32_f32", "nf4_g16_bf16", *cases.ZEROS, "e2m1_g32", "int8_g128"]
+ASYMMETRIC = ["uint4_g128_z", "uint4_g128_m", "uint4_g128_zf", "int4_g50_z", "uint4_row_m", "int8_g64_z", "nf4_g64_m"]
 OWN = [cases.CUBES, cases.UINT8, cases.UINT2]
 
 
@@ -83,7 +84,7 @@ def nearest(w: np.ndarray, scale: np.ndarray, group: int, values: list[float]) -
     return distance
 
 
-@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64", "int4_g50", "nf4_row"])
+@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64", "int4_g50", "nf4_row", "e2m1_g32", "uint4_g32"])
 @pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16])
 def test_from_float_takes_the_nearest_value(form: str, kind: torch.dtype, rng: np.random.Generator) -> None:
     w = torch.from_numpy(rng.standard_normal((6, 150)) * 0.02).to(kind)
@@ -93,7 +94,69 @@ def test_from_float_takes_the_nearest_value(form: str, kind: torch.dtype, rng: n
     assert np.allclose(found, best, rtol=1e-5, atol=1e-9)
 
 
-@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64"])
+@pytest.mark.parametrize("form", ASYMMETRIC)
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shift", [0.0, 0.03, -1.0])
+def test_from_float_with_zeros_takes_the_nearest_value(
+    form: str, kind: torch.dtype, shift: float, rng: np.random.Generator
+) -> None:
+    """Under the scale and zero as stored, of which every code is tried."""
+    w = torch.from_numpy(rng.standard_normal((6, 150)) * 0.02 + shift).to(kind)
+    made, exact = Weight.from_float(w, form), w.double().numpy()
+    _, scales, zeros = made.unpack()
+    values = oracle.VALUES[named(form).name]
+    every = np.stack(
+        [
+            oracle.dequantize(
+                np.full(w.shape, code),
+                scales.double().numpy(),
+                named(form).group,
+                values,
+                zeros.double().numpy(),
+                named(form).zero_mode,
+            )
+            for code in range(len(values))
+        ]
+    )
+    best = np.abs(every - exact).min(0)
+    found = np.abs(made.dequantize(torch.float64).numpy() - exact)
+    assert np.allclose(found, best, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("form", "most"), [("uint4_g32_m", 0.02), ("uint4_g32_z", 0.04), ("uint4_g32_zf", 0.04)])
+def test_a_minimum_follows_weights_far_from_zero(form: str, most: float, rng: np.random.Generator) -> None:
+    """Half a step is 1/30 of the range: of the weights alone, or of the weights and 0."""
+    w = torch.from_numpy(rng.uniform(1, 2, (8, 256)))
+    assert oracle.error(Weight.from_float(w, form).dequantize(torch.float64).numpy(), w.numpy()) <= most
+
+
+@pytest.mark.parametrize("form", ["uint4_g128_z", "uint4_g128_m", "uint4_g128_zf", "nf4_g128_m"])
+def test_the_padding_of_a_last_group_widens_no_range(form: str, rng: np.random.Generator) -> None:
+    w = torch.from_numpy(rng.uniform(1, 2, (4, 160)))
+    whole, alone = Weight.from_float(w, form).unpack(), Weight.from_float(w[:, 128:], form).unpack()
+    assert all(torch.equal(part[:, -each.shape[1] :], each) for part, each in zip(whole, alone, strict=True))
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, -0.37, 3e-3, 2.0**-20])
+@pytest.mark.parametrize("form", [*ASYMMETRIC, "int4_g128", "uint4_g32_m_bf16", "uint4_g32_z_f32"])
+def test_equal_weights_are_kept_within_rounding(form: str, value: float) -> None:
+    made = Weight.from_float(torch.full((3, 200), value), form).dequantize(torch.float64)
+    unit = 2.0**-8 if form.endswith("bf16") else 2.0**-10
+    subnormal = 2.0**-25 * 2 ** named(form).bits  # half the least f16, times the largest code
+    assert (made - value).abs().max() <= abs(value) * unit + subnormal
+    assert value != 0 or (made == 0).all()
+
+
+@pytest.mark.parametrize("scale", ["bf16", "f32"])
+@pytest.mark.parametrize("form", ["int4_g128", "uint4_g128_z", "uint4_g32_m", "uint4_g64_zf", "int8_g128", "e2m1_g32"])
+def test_tiny_weights_in_bf16_are_quantized_as_others_are(form: str, scale: str, rng: np.random.Generator) -> None:
+    w = torch.from_numpy(rng.standard_normal((4, 256))).bfloat16()
+    large, tiny = (Weight.from_float(each, f"{form}_{scale}") for each in (w, w * 2.0**-110))
+    assert tiny.dequantize(torch.float64).isfinite().all()
+    assert torch.equal(large.dequantize(torch.float64) * 2.0**-110, tiny.dequantize(torch.float64))
+
+
+@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64", "uint4_g128_z", "uint4_g128_m", "e2m1_g32"])
 def test_from_float_has_a_small_error(form: str, rng: np.random.Generator) -> None:
     w = rng.standard_normal((32, 512))
     made = Weight.from_float(torch.from_numpy(w), form).dequantize(torch.float64).numpy()
@@ -107,7 +170,7 @@ def test_a_weight_of_the_format_survives_quantizing() -> None:
     assert torch.allclose(Weight.from_float(w, "int4_g32_f32").dequantize(torch.float64), w, rtol=1e-6)
 
 
-@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64", "int4_row"])
+@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64", "int4_row", "uint4_g32_z", "uint4_g50_zf", "int8_g128", "e2m1_g32"])
 def test_groups_of_zeros_are_exact_zeros(form: str) -> None:
     w = torch.zeros(3, 300)
     w[1, 200:] = 1.0
@@ -118,7 +181,7 @@ def test_groups_of_zeros_are_exact_zeros(form: str) -> None:
     assert made.isfinite().all()
 
 
-@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64", "int4_g128_bf16", "nf4_g64_f32"])
+@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64", "int4_g128_bf16", "nf4_g64_f32", *ASYMMETRIC, "uint4_g32_m_f32"])
 @pytest.mark.parametrize("size", [1e-45, 1e-30, 1e-8, 1e-6, 1.0, 1e4])
 def test_from_float_never_makes_nan(form: str, size: float, rng: np.random.Generator) -> None:
     w = torch.from_numpy(rng.standard_normal((4, 200)).astype(np.float32)) * size
@@ -196,6 +259,40 @@ def test_from_codes_names_what_does_not_fit(
     with pytest.raises(W4Error, match=message) as caught:
         Weight.from_codes(codes, scales, zeros, "int4_g128")
     assert "\n" not in str(caught.value)
+
+
+ZEROS = torch.full((4, 2), 7.0, dtype=torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("form", "zeros", "message"),
+    [
+        ("uint4_g128_z", None, r"uint4_g128_z has a zero for each group: give zeros of the shape of scales, \[4, 2\]"),
+        ("uint4_g128_z", ZEROS[:, :1], r"zeros have shape \[4, 1\]; uint4_g128_z codes \[4, 256\] need \[4, 2\]"),
+        ("uint4_g128_z", ZEROS.to("meta"), r"codes are on cpu, zeros on meta"),
+        (
+            "uint4_g128_z",
+            torch.tensor([[0, 1], [2, 3], [4, 16], [0, 0]]),
+            r"zero\[2, 1\] is 16: uint4_g128_z has .* 0…15",
+        ),
+        ("uint4_g128_z", ZEROS - 8, r"zero\[0, 0\] is -1: uint4_g128_z has integer zeros 0…15"),
+        ("uint4_g128_z", ZEROS + 0.5, r"zero\[0, 0\] is 7.5: uint4_g128_z has integer zeros 0…15"),
+        ("int4_g128_z", ZEROS + 1, r"zero\[0, 0\] is 8: int4_g128_z has integer zeros -8…7"),
+        ("uint4_g128_m", ZEROS.int(), r"zeros are torch.int32: give them as f16"),
+        ("uint4_g128_m", ZEROS * torch.nan, r"zero\[0, 0\] is nan"),
+        ("uint4_g128_m", ZEROS.float() * 1e5, r"a zero of 7e\+05 does not fit f16: use uint4_g128_m_f32"),
+    ],
+)
+def test_from_codes_names_the_zero_that_does_not_fit(form: str, zeros: torch.Tensor | None, message: str) -> None:
+    with pytest.raises(W4Error, match=message) as caught:
+        Weight.from_codes(CODES, SCALES, zeros, form)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int8, torch.int64, torch.bfloat16, torch.float64])
+def test_integer_zeros_may_be_of_any_type(kind: torch.dtype) -> None:
+    case = cases.call("uint4_g128_z", 1, 4, 200)
+    assert torch.equal(Weight.from_codes(case.codes, case.scales, case.zeros.to(kind), "uint4_g128_z").zero, case.w.zero)
 
 
 @pytest.mark.parametrize("kind", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])

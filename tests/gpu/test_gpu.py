@@ -32,17 +32,34 @@ class Case:
 
 
 def case(form: str, m: int, n: int, k: int, kind: torch.dtype = torch.float16, bias: bool = False) -> Case:
-    """Random codes and scales; the true weight is values[codes] * scales in f64."""
+    """Random codes, scales and zeros; the true weight is worked out in f64."""
     torch.manual_seed(0)
     format = named(form)
     group = k if format.group == -1 else format.group
-    codes = torch.randint(0, 16, (n, k), device="cuda", dtype=torch.uint8)
+    codes = torch.randint(0, 2**format.bits, (n, k), device="cuda", dtype=torch.uint8)
     scales = (torch.rand(n, -(-k // group), device="cuda") * 0.02 + 0.005).half()
     values = torch.tensor(oracle.VALUES[format.name], dtype=torch.float64, device="cuda")
-    w = values[codes.int()] * scales.double().repeat_interleave(group, 1)[:, :k]
+    zeros = None if format.zero_mode is None else torch.rand_like(scales) * (values.max() - values.min()).item() + values.min()
+    match format.zero_mode:
+        case "integer":
+            zeros = zeros.round().half()
+        case "float":
+            zeros = zeros.half()
+        case "minimum":
+            zeros = (zeros * scales).half()
+
+    def spread(each: torch.Tensor) -> torch.Tensor:
+        return each.double().repeat_interleave(group, 1)[:, :k]
+
+    w = values[codes.int()]
+    if format.zero_mode in ("integer", "float"):
+        w = w - spread(zeros)
+    w = w * spread(scales)
+    if format.zero_mode == "minimum":
+        w = w - spread(zeros)
     x = torch.randn(m, k, device="cuda").to(kind)
     added = torch.randn(n, device="cuda").to(kind) if bias else None
-    return Case(x, w4gen.Linear(w4gen.Weight.from_codes(codes, scales, None, form), added), w, added)
+    return Case(x, w4gen.Linear(w4gen.Weight.from_codes(codes, scales, zeros, form), added), w, added)
 
 
 SHAPES = [(256, 1536), (4096, 4096), (37, 331), (1021, 1000), (1, 4096), (64, 28672)]
@@ -58,6 +75,34 @@ def test_kernels_give_the_truth(n: int, k: int, form: str, m: int, kind: torch.d
     # nothing averages the rounding of a handful of outputs; int4_g50 rounds weights too and expects 2.9e-4 on average
     few = n * m < (1000 if form == "int4_g50" else 24)
     assert it.error(it.layer(it.x)) <= (4 if few else 1) * LIMIT[kind]
+
+
+@pytest.mark.parametrize("kind", LIMIT, ids=str)
+@pytest.mark.parametrize("m", [1, 16])
+@pytest.mark.parametrize(
+    "form", ["uint4_g128_z", "uint4_g32_m", "uint4_g64_zf", "int8_g128", "int8_g64_z", "e2m1_g32", "uint4_g50_m"]
+)
+@pytest.mark.parametrize(("n", "k"), [(256, 1536), (1021, 1000), (4096, 4096)], ids=str)
+def test_other_formats_give_the_truth(
+    n: int, k: int, form: str, m: int, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("W4GEN_STRICT", "1")
+    it = case(form, m, n, k, kind, bias=True)
+    # _zf on matrix cores and groups of 50 round each weight to x's type, and y: 2.9e-4 on average in f16
+    rounded = 1.2 if form in ("uint4_g64_zf", "uint4_g50_m") else 1
+    assert it.error(it.layer(it.x)) <= rounded * LIMIT[kind]
+
+
+@pytest.mark.parametrize("kind", LIMIT, ids=str)
+@pytest.mark.parametrize("form", ["uint4_g128_z", "uint4_g50_z"])
+@pytest.mark.parametrize("m", [1, 16])
+def test_codes_that_are_the_zero_give_exact_zeros(m: int, form: str, kind: torch.dtype) -> None:
+    it = case(form, m, 256, 1536, kind)
+    codes, scales, zeros = it.layer.weight.unpack()
+    codes[0] = zeros.repeat_interleave(named(form).group, 1)[0, :1536].to(torch.uint8)
+    y = w4gen.Linear(w4gen.Weight.from_codes(codes, scales, zeros, form))(it.x)
+    assert (y[:, 0] == 0).all()
+    assert (y[:, 1:] != 0).any()
 
 
 @pytest.mark.parametrize("kind", LIMIT, ids=str)
