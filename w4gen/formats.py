@@ -8,7 +8,7 @@ from w4gen.errors import FormatError
 from w4gen.ir.types import Format
 
 INT4 = Format("int4", bits=4, origin=-8.0, group=128)
-"""Symmetric integers: code 0…15 means -8…7."""
+"""Symmetric integers: code 0…15 means -8…7. Symmetric GPTQ checkpoints hold these, and Marlin reads them."""
 
 NF4 = Format(
     "nf4",
@@ -21,7 +21,7 @@ NF4 = Format(
     ),
     group=64,
 )  # fmt: skip
-"""NormalFloat, the quantiles of a normal distribution (Dettmers et al., QLoRA, 2023, appendix E)."""
+"""NormalFloat, the quantiles of a normal distribution (Dettmers et al., QLoRA, 2023, appendix E). Used by bitsandbytes."""
 
 FAMILIES = {family.name: family for family in (INT4, NF4)}
 
