@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
 
+from w4gen import api
+from w4gen.cli import cli
+from w4gen.commands.explain import explained
+from w4gen.formats import FAMILIES
+from w4gen.schedule.arch import ARCHES
 
-def w4gen(*arguments: str, cache: Path, **knobs: str) -> subprocess.CompletedProcess[str]:
+ROOT = Path(__file__).parent.parent
+
+
+def w4gen(*arguments: str, cache: Path, typed: str = "", **knobs: str) -> subprocess.CompletedProcess[str]:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("W4GEN_", "TRITON_INTERPRET"))}
     command = [sys.executable, "-m", "w4gen.cli", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, env={**environment, "W4GEN_CACHE": str(cache), **knobs}, check=False
-    )
+    environment |= {"W4GEN_CACHE": str(cache), **knobs}
+    return subprocess.run(command, input=typed, capture_output=True, text=True, env=environment, check=False)
 
 
 BAD = {
@@ -36,6 +47,12 @@ BAD = {
     "no file": ("compile --shape 1x64x64 --format nowhere.py:x", "no file nowhere.py"),
     "option": ("compile --shap 1x64x64", "No such option"),
     "large m": ("compile --shape 64x64x64", "has no kernel yet"),
+    "schedule": ("compile --shape 1x64x64 --schedule blok_n=64", "cannot read 'blok_n=64' of a schedule"),
+    "schedule unit": ("compile --shape 1x64x64 --schedule unit=gpu", "unit='gpu': use one of lanes, mma"),
+    "schedule block": ("compile --shape 1x64x64 --schedule block_k=100", "block_k=100 is not a multiple of"),
+    "templates": ("compile --shape 1x64x64 --templates nowhere", "no gemv.py.jinja in nowhere, which has no template"),
+    "explain": ("explain --shape 1x15a", "is not MxKxN"),
+    "cache": ("cache burn", "No such command 'burn'"),
     "what": ("show everything --shape 1x64x64", "is not one of"),
 }
 
@@ -136,6 +153,194 @@ def test_doctor_knows_what_is_here(tmp_path: Path) -> None:
     facts = json.loads(w4gen("doctor", "--json", cache=tmp_path).stdout)
     assert {"python", "torch", "triton", "gpu", "gcc", "cache", "W4GEN_STRICT"} <= set(facts)
     assert w4gen("doctor", cache=tmp_path).returncode == 0
+
+
+def facts(*arguments: str, cache: Path, **knobs: str) -> Any:
+    """What a command prints with --json."""
+    done = w4gen(*arguments, "--json", cache=cache, **knobs)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_schedule_can_be_changed(tmp_path: Path) -> None:
+    shape = ("--shape", "1x256x64")
+    found = facts("compile", *shape, "--schedule", "block_n=4,warps=1,block_k=1024", "--no-check", cache=tmp_path)
+    assert "block_n=4 block_k=1024" in found["schedule"]
+    assert found["chosen"] == "the rules' choice, changed by block_n=4,warps=1,block_k=1024"
+    text = w4gen("show", "kernel", *shape, "--schedule", "block_n=4,warps=1,block_k=1024", cache=tmp_path).stdout
+    assert "BLOCK_N = tl.constexpr(4)" in text
+    assert "--schedule block_n=4,warps=1,block_k=1024 --emit py" in text.splitlines()[1]
+
+
+def test_the_command_of_a_changed_kernel_makes_it_again(tmp_path: Path) -> None:
+    options = ["--shape", "1x256x64", "--schedule", "block_n=4", "--emit", "py"]
+    text = w4gen("compile", *options, cache=tmp_path).stdout
+    command = text.splitlines()[1].partition("made by: w4gen ")[2]
+    assert w4gen(*shlex.split(command), cache=tmp_path).stdout == text
+
+
+def own_templates(folder: Path, old: str = "", new: str = "") -> Path:
+    """A folder with w4gen's gemv template, changed."""
+    folder.mkdir()
+    text = (ROOT / "templates" / "gemv.py.jinja").read_text()
+    assert old in text
+    (folder / "gemv.py.jinja").write_text(text.replace(old, new))
+    return folder
+
+
+def test_a_template_of_your_own_is_tried_without_touching_the_package(tmp_path: Path) -> None:
+    own = own_templates(tmp_path / "own", "import triton.language as tl\n", "import triton.language as tl\n\n# mine\n")
+    options = ("--shape", "1x256x64", "--templates", str(own))
+    text = w4gen("show", "kernel", *options, cache=tmp_path).stdout
+    assert "# mine" in text
+    assert f"--templates {own} --emit py" in text.splitlines()[1]
+    assert facts("compile", *options, cache=tmp_path)["proof"].startswith("checked")
+    assert "# mine" not in w4gen("show", "kernel", "--shape", "1x256x64", cache=tmp_path).stdout
+
+
+def test_a_template_that_drops_a_node_is_refused(tmp_path: Path) -> None:
+    own = own_templates(tmp_path / "own", '{{ reduce("total") }}', "")
+    done = w4gen("compile", "--shape", "1x256x64", "--templates", str(own), cache=tmp_path)
+    assert (done.returncode, "gemv.py.jinja prints total" in done.stderr) == (2, True)
+
+
+def test_a_folder_without_the_template_says_what_it_has(tmp_path: Path) -> None:
+    (tmp_path / "mine.py.jinja").touch()
+    done = w4gen("compile", "--shape", "1x256x64", "--templates", str(tmp_path), cache=tmp_path)
+    assert done.returncode == 2
+    assert f"no gemv.py.jinja in {tmp_path}, which has mine.py.jinja" in done.stderr
+
+
+def test_explain_shows_the_path_of_a_kernel(tmp_path: Path) -> None:
+    told = w4gen("explain", "--shape", "1x1536x256", "--arch", "sm_90", cache=tmp_path).stdout
+    for word in (
+        "a generated kernel",
+        "template=gemv",
+        "the rules' choice",
+        "w: map",
+        "moves",
+        "padding  none",
+        "data sheet",
+        "H200",
+    ):
+        assert word in told, word
+    assert "gemv.py.jinja never reads split_k of the schedule" in told
+
+
+@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64", "int4_g50", "int4_row"])
+@pytest.mark.parametrize("shape", ["1x1536x256", "16x576x192", "2x250x10"])
+def test_explain_adds_up(shape: str, form: str) -> None:
+    high, k, n = api.parse_shape(shape)
+    found = explained(api.problem_of(m=high, n=n, k=k, format=form), ARCHES["portable"])
+    assert (found["path"], found["why"]) == ("kernel", "")
+    assert found["bytes"]["x"] == 2 * k * (1 if high == 1 else 16)
+    assert found["bytes"]["codes.stored"] == n * found["padded_k"] // 2
+    assert found["padding"] == pytest.approx(found["padded_k"] / k - 1, abs=1e-4)
+    assert found["bounds_us"]["bytes"] == pytest.approx(sum(found["bytes"].values()) / 2039e3, abs=1e-3)
+    assert found["bottleneck"] in found["bounds_us"]
+    refused = [each for each in found["others"] if each["verdict"] == "refused"]
+    assert refused
+    assert all(each["why"] for each in refused)
+    assert {"w", "x", "scale", "y"} <= set(found["program"])
+
+
+def test_explain_says_why_a_call_is_dequantized_and_multiplied(tmp_path: Path) -> None:
+    options = ("--shape", "16x256x64", "--format", f"{ROOT}/tests/own_format.py:int8", "--dtype", "bfloat16")
+    found = facts("explain", *options, cache=tmp_path)
+    assert found["path"] == "fallback"
+    assert "8-bit codes do not fit" in found["why"]
+    assert found["bytes"]["weight dequantized"] == 2 * 256 * 64 * 2
+    told = w4gen("explain", *options, cache=tmp_path).stdout
+    assert "path  the fallback, dequantize then multiply by PyTorch: int8_g64: 8-bit codes" in told
+
+
+def test_formats_lists_every_family_with_its_cost(tmp_path: Path) -> None:
+    rows = {row["format"]: row for row in facts("formats", cache=tmp_path)}
+    assert set(rows) == {family.label for family in FAMILIES.values()}
+    int4, nf4 = rows["int4_g128"], rows["nf4_g64"]
+    assert (int4["bits_per_weight"], nf4["bits_per_weight"]) == (4.12, 4.25)
+    assert (int4["values"], nf4["values"]) == ("affine", "codebook")
+    assert (int4["operations_f16"], int4["operations_bf16"]) == (1.12, 3.12)
+    assert all(row["note"] for row in rows.values())
+    told = w4gen("formats", cache=tmp_path).stdout
+    assert all(label in told for label in rows)
+    assert "bitsandbytes" in told
+
+
+def compiled(cache: Path) -> Path:
+    """The folder of the one kernel in a cache."""
+    done = w4gen("compile", "--shape", "1x256x64", "--arch", "sm_90", "--no-check", cache=cache)
+    assert done.returncode == 0, done.stderr
+    (folder,) = (path for path in (cache / "kernels").iterdir())
+    return folder
+
+
+def test_cache_says_what_it_holds(tmp_path: Path) -> None:
+    assert w4gen("cache", "path", cache=tmp_path).stdout.strip() == str(tmp_path / "kernels")
+    assert facts("cache", "list", cache=tmp_path) == []
+    assert "0 kernels" in w4gen("cache", "list", cache=tmp_path).stdout
+    folder = compiled(tmp_path)
+    (row,) = facts("cache", "list", cache=tmp_path)
+    assert row["folder"] == folder.name
+    assert row["question"] == "y[1, 64] = x[1, 256] @ w[64, 256].T · int4_g128 · f16"
+    assert row["schedule"].startswith("template=gemv block_m=1")
+    assert row["compiled_for"] == ["sm_90"]
+    assert row["bytes"] == sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    assert "sm_90" in w4gen("cache", "list", cache=tmp_path).stdout
+
+
+def test_cache_verify_finds_what_is_damaged(tmp_path: Path) -> None:
+    folder = compiled(tmp_path)
+    assert facts("cache", "verify", cache=tmp_path) == {"kernels": 1, "damaged": {}}
+    cubin = next(folder.rglob("*.cubin"))
+    cubin.write_bytes(cubin.read_bytes()[:-1])
+    with (folder / "kernel.py").open("a") as file:
+        file.write("# more")
+    done = w4gen("cache", "verify", "--json", cache=tmp_path)
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["damaged"] == {folder.name: ["kernel.py", cubin.parent.name]}
+    assert "1 kernel, 1 damaged" in w4gen("cache", "verify", cache=tmp_path).stdout
+
+
+def test_cache_clear_asks_and_removes_kernels_only(tmp_path: Path) -> None:
+    cache, precious = tmp_path / "cache", tmp_path / "precious"
+    folder = compiled(cache)
+    precious.mkdir()
+    (precious / "thesis.txt").touch()
+    (folder.parent / ("0" * 32)).symlink_to(precious)
+    (folder.parent / "notes").mkdir()
+    (cache / "tuned").mkdir()
+    (cache / "tuned" / "sm_90.json").touch()
+    nobody = w4gen("cache", "clear", cache=cache)
+    assert (nobody.returncode, "give --yes" in nobody.stderr) == (2, True)
+    assert folder.is_dir()
+    assert "nothing was removed" in w4gen("cache", "clear", cache=cache, typed="n\n").stderr
+    assert folder.is_dir()
+    assert w4gen("cache", "clear", cache=cache, typed="y\n").stdout.startswith("removed 2 kernels")
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
+    kept = {"cache/kernels/notes", "cache/tuned/sm_90.json", "precious/thesis.txt"}
+    assert left == kept | {"cache", "cache/kernels", "cache/tuned", "precious"}
+    assert facts("cache", "clear", "--yes", cache=cache)["removed"] == 0
+
+
+def test_show_as_json(tmp_path: Path) -> None:
+    shape = ("--shape", "1x64x64")
+    assert facts("show", "schedule", *shape, cache=tmp_path)["template"] == "gemv"
+    assert "def gemv(" in facts("show", "kernel", *shape, cache=tmp_path)["source"]
+    assert "kept" in facts("show", "ir", *shape, cache=tmp_path)["scheduled"]
+
+
+def commands(group: click.Group) -> Iterator[click.Command]:
+    """Every command, those of groups included."""
+    for each in group.commands.values():
+        yield from commands(each) if isinstance(each, click.Group) else (each,)
+
+
+@pytest.mark.parametrize("command", commands(cli), ids=lambda each: each.name)
+def test_every_command_has_json_and_a_sentence(command: click.Command) -> None:
+    assert "as_json" in {each.name for each in command.params}
+    assert command.help
+    assert all(each.help for each in command.params if isinstance(each, click.Option))
 
 
 def test_debug_tells_on_stderr(tmp_path: Path) -> None:

@@ -36,5 +36,5 @@ def test_the_command_line_takes_the_format_of_an_example() -> None:
 
 
 def test_an_example_with_a_format_loads_without_torch() -> None:
-    check = "import sys, w4gen.cli as cli; cli.load_format('examples/02_own_format.py:e2m1'); assert 'torch' not in sys.modules"
-    run("-c", check)
+    load = "from w4gen.commands.question import load_format; load_format('examples/02_own_format.py:e2m1')"
+    run("-c", f"import sys; {load}; assert 'torch' not in sys.modules")

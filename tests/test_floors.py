@@ -19,7 +19,7 @@ FLOORS = {
     4: ("cache", "pipeline", "toolchain"),
     5: ("quantize", "runtime"),
     6: ("api", "bench", "checkpoints", "models"),
-    7: ("cli", "__init__"),
+    7: ("cli", "commands", "__init__"),
 }
 FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 FILE, FUNCTION, TEMPLATE = 320, 60, 150

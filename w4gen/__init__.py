@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from w4gen.api import compile, supports
     from w4gen.errors import W4Error
     from w4gen.ir.types import Format
+    from w4gen.models import convert
     from w4gen.runtime.launch import bind
     from w4gen.runtime.linear import Linear, linear
     from w4gen.runtime.weight import Weight
@@ -27,11 +28,12 @@ _PLACES = {
     "W4Error": "w4gen.errors",
     "Format": "w4gen.ir.types",
     "bind": "w4gen.runtime.launch",
+    "convert": "w4gen.models",
     "Linear": "w4gen.runtime.linear",
     "linear": "w4gen.runtime.linear",
     "Weight": "w4gen.runtime.weight",
 }
-__all__ = ["Format", "Linear", "W4Error", "Weight", "bind", "compile", "linear", "supports"]
+__all__ = ["Format", "Linear", "W4Error", "Weight", "bind", "compile", "convert", "linear", "supports"]
 
 
 def __getattr__(name: str) -> Any:

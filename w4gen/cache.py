@@ -12,9 +12,11 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +67,11 @@ def text_path(kernel: Kernel) -> Path:
 
 def find(source: str, key: str) -> dict[str, Path] | None:
     """The files of a binary by kind, or None where there is none or a checksum is wrong."""
-    folder = _folder(source) / key[:32]
+    return _files(_folder(source) / key[:32])
+
+
+def _files(folder: Path) -> dict[str, Path] | None:
+    """The files of a binary's folder by kind, or None where one is missing or has another checksum."""
     try:
         sums = json.loads((folder / "sums.json").read_text())
         files = {kind: folder / f"kernel.{kind}" for kind in sums}
@@ -134,6 +140,70 @@ def _replace(path: Path, data: bytes) -> None:
         os.replace(fresh, path)
     finally:
         Path(fresh).unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One kernel on disk: its folder, named by the hash of the text, holds the text and a folder for each binary."""
+
+    folder: Path
+
+    @property
+    def question(self) -> str:
+        """What the kernel answers, as the text's first line says it."""
+        return self._header().partition(" · template=")[0]
+
+    @property
+    def schedule(self) -> str:
+        """How, as the text's first line says it."""
+        return "".join(self._header().partition("template=")[1:])
+
+    def _header(self) -> str:
+        with contextlib.suppress(OSError, UnicodeDecodeError), (self.folder / "kernel.py").open() as file:
+            return file.readline().removeprefix("# ").strip()
+        return "unreadable"
+
+    @property
+    def binaries(self) -> list[Path]:
+        """The folders of its binaries."""
+        return sorted(path for path in self.folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+    @property
+    def targets(self) -> list[str]:
+        """What its binaries run on: `sm_90`, `gfx942`."""
+        found = set()
+        for folder in self.binaries:
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                arch = json.loads((folder / "kernel.json").read_text())["target"]["arch"]
+                found.add(f"sm_{arch}" if isinstance(arch, int) else arch)
+        return sorted(found)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
+
+    def damage(self) -> list[str]:
+        """What does not have the hash that it should have, by path in the folder; such files are never used."""
+        try:
+            whole = _folder((self.folder / "kernel.py").read_text()).name == self.folder.name
+        except (OSError, UnicodeDecodeError):
+            whole = False
+        return ["kernel.py"] * (not whole) + [path.name for path in self.binaries if _files(path) is None]
+
+    def remove(self) -> None:
+        """Remove the folder, or only the link where it is one. Raises `W4Error` where it cannot be removed."""
+        try:
+            self.folder.unlink() if self.folder.is_symlink() else shutil.rmtree(self.folder)
+        except OSError as error:
+            raise W4Error(f"{self.folder} cannot be removed: {error}") from error
+
+
+def entries() -> list[Entry]:
+    """The kernels on disk, by name. Anything else in the folder is not ours, and no entry."""
+    folder = kernels()
+    found = folder.iterdir() if folder.is_dir() else ()
+    return [Entry(path) for path in sorted(found) if re.fullmatch("[0-9a-f]{32}", path.name) and path.is_dir()]
 
 
 def question(problem: Problem) -> str:

@@ -8,7 +8,7 @@ from w4gen.errors import FormatError
 from w4gen.ir.types import Format
 
 INT4 = Format("int4", bits=4, origin=-8.0, group=128)
-"""Symmetric integers: code 0…15 means -8…7."""
+"""Symmetric integers: code 0…15 means -8…7. Symmetric GPTQ checkpoints hold these, and Marlin reads them."""
 
 UINT4 = Format("uint4", bits=4, group=128)
 """Unsigned integers 0…15, for zeros: `uint4_g128_z` (integer zero, as GPTQ and AWQ), `uint4_g32_m` (minimum, as GGUF's Q4_1)."""
@@ -30,7 +30,7 @@ NF4 = Format(
     ),
     group=64,
 )  # fmt: skip
-"""NormalFloat, the quantiles of a normal distribution (Dettmers et al., QLoRA, 2023, appendix E)."""
+"""NormalFloat, the quantiles of a normal distribution (Dettmers et al., QLoRA, 2023, appendix E). Used by bitsandbytes."""
 
 FAMILIES = {family.name: family for family in (INT4, UINT4, INT8, NF4, E2M1)}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 
 from w4gen import cache, knobs
 from w4gen.codegen.render import Kernel, render
@@ -30,9 +31,16 @@ def compile(problem: Problem, arch: Arch) -> Kernel:
     return cache.store(kernel)
 
 
-def made(program: Program, schedule: Schedule, arch: Arch) -> Kernel:
-    """The kernel of a logical program under one schedule. Raises `ScheduleError` or `TemplateError` where it is not legal."""
-    return render(verify(apply(program, schedule, arch), arch, schedule.warps), schedule, arch.name)
+def made(program: Program, schedule: Schedule, arch: Arch, templates: Path | None = None) -> Kernel:
+    """The kernel of a logical program under one schedule, rendered from w4gen's templates or from a folder of your own.
+
+    Raises `ScheduleError` or `TemplateError` where it is not legal.
+    """
+    scheduled = verify(apply(program, schedule, arch), arch, schedule.warps)
+    try:
+        return render(scheduled, schedule, arch.name, templates)
+    except (KeyError, StopIteration) as error:
+        raise TemplateError(f"no template prints the program of {schedule}: it lacks {error}; take another schedule") from error
 
 
 def _winner(program: Program, arch: Arch) -> Kernel | None:

@@ -205,6 +205,8 @@ class GemmPrinter(Printer):
         """Sizes of the problem, of the tiles, and of the instruction's order, as constants."""
         bits, vector, warps = self.program.problem.format.bits, self.schedule.vector, self.schedule.warps
         per_half, codes = 16 // bits, self.program.tile("w.codes").sizes["code"]
+        if self.program.op("part").side != "left":  # type: ignore[union-attr]
+            raise TemplateError("gemm decodes w in the registers of the left operand: take side=left")
         if self.blocks["n"] % (16 * warps) or self.blocks["word"] != 16:
             raise TemplateError(f"gemm gives each of {warps} warps 16 outputs and steps by 16 words: block_n={self.blocks['n']}")
         split = self.program.tile("parts").sizes["part"] if "parts" in self.program.graph else 1

@@ -34,7 +34,10 @@ M16K16 = Fragment("m16k16", (("k", 2, "pair"), ("k", 4, "lane"), ("k", 2, "regis
 
 @dataclass(frozen=True, slots=True)
 class Arch:
-    """A GPU architecture. Capacities are per program (shared), per thread (registers) and per GPU (the rest)."""
+    """A GPU architecture. Capacities are per program (shared), per thread (registers) and per GPU (the rest).
+
+    matrix_tflops: dense f16 products with f32 sums · lane_tflops: f32 multiply-adds, two operations each · 0: not known.
+    """
 
     name: str
     backend: str
@@ -48,6 +51,8 @@ class Arch:
     registers: int = 255
     fragment: Fragment | None = M16K16
     features: frozenset[str] = frozenset({"async_copy"})
+    matrix_tflops: float = 0.0
+    lane_tflops: float = 0.0
 
     def __post_init__(self) -> None:
         if self.backend not in ("cuda", "hip"):
@@ -64,21 +69,37 @@ class Arch:
 
 HOPPER = frozenset({"async_copy", "wgmma", "dependent_launch", "cluster"})
 BLACKWELL = frozenset({"async_copy", "dependent_launch", "cluster"})
-SM_80 = Arch("sm_80", "cuda", 80, "A100 SXM 80 GB", 108, 2039, 163 * 1024)
+SM_80 = Arch("sm_80", "cuda", 80, "A100 SXM 80 GB", 108, 2039, 163 * 1024, matrix_tflops=312, lane_tflops=19.5)
+GFX942 = Arch(
+    "gfx942", "hip", "gfx942", "MI300X", 304, 5300, 64 * 1024, warp=64, registers=512, fragment=None, features=frozenset(),
+    matrix_tflops=1307, lane_tflops=163,
+)  # fmt: skip
 
 ARCHES = {
     arch.name: arch
     for arch in (
         replace(SM_80, name="portable"),
         SM_80,
-        Arch("sm_75", "cuda", 75, "T4", 40, 320, 64 * 1024, fragment=None, features=frozenset()),
-        Arch("sm_86", "cuda", 86, "RTX 3090", 82, 936, 99 * 1024),
-        Arch("sm_89", "cuda", 89, "RTX 4090", 128, 1008, 99 * 1024),
-        Arch("sm_90", "cuda", 90, "H200 SXM", 132, 4800, 227 * 1024, features=HOPPER),
-        Arch("sm_100", "cuda", 100, "B200", 148, 8000, 227 * 1024, features=BLACKWELL),
-        Arch("sm_120", "cuda", 120, "RTX 5090", 170, 1792, 99 * 1024, features=BLACKWELL),
         Arch(
-            "gfx942", "hip", "gfx942", "MI300X", 304, 5300, 64 * 1024, warp=64, registers=512, fragment=None, features=frozenset()
+            "sm_75", "cuda", 75, "T4", 40, 320, 64 * 1024, fragment=None, features=frozenset(), matrix_tflops=65, lane_tflops=8.1
+        ),
+        Arch("sm_86", "cuda", 86, "RTX 3090", 82, 936, 99 * 1024, matrix_tflops=71, lane_tflops=35.6),
+        Arch("sm_89", "cuda", 89, "RTX 4090", 128, 1008, 99 * 1024, matrix_tflops=165, lane_tflops=82.6),
+        Arch("sm_90", "cuda", 90, "H200 SXM", 132, 4800, 227 * 1024, features=HOPPER, matrix_tflops=989, lane_tflops=67),
+        Arch("sm_100", "cuda", 100, "B200", 148, 8000, 227 * 1024, features=BLACKWELL, matrix_tflops=2250, lane_tflops=75),
+        Arch("sm_120", "cuda", 120, "RTX 5090", 170, 1792, 99 * 1024, features=BLACKWELL, matrix_tflops=210, lane_tflops=105),
+        GFX942,
+        replace(
+            GFX942,
+            name="gfx1100",
+            target="gfx1100",
+            board="RX 7900 XTX",
+            sms=96,
+            bandwidth_gbs=960,
+            warp=32,
+            registers=255,
+            matrix_tflops=123,
+            lane_tflops=61,
         ),
     )
 }

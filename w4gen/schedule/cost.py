@@ -1,11 +1,13 @@
-"""Bytes and the physical bound of a time."""
+"""Bytes, operations, and the physical bounds of a time."""
 
 from __future__ import annotations
 
 from math import prod
 
+from w4gen.ir.decode import Bitcast, Decode, Narrow, Shift
+from w4gen.ir.problem import Problem
 from w4gen.ir.program import Program
-from w4gen.ir.tile import Input
+from w4gen.ir.tile import Convert, Dot, Input
 from w4gen.schedule.arch import Arch
 
 
@@ -19,3 +21,38 @@ def bytes_moved(program: Program, m: int) -> dict[str, int]:
 def floor_us(program: Program, arch: Arch, m: int) -> float:
     """Microseconds below which no kernel can go on the arch's board: its bytes over the data sheet's bandwidth."""
     return sum(bytes_moved(program, m).values()) / arch.bandwidth_gbs / 1e3
+
+
+def word_operations(how: Decode) -> float:
+    """Word operations that decode one weight, on average over a word: neighbours share shifts; reading bits anew is free."""
+    shifts = sum(-(-how.per_unit // op.every) - 1 for op in how.field if isinstance(op, Shift) and op.step)
+    each = sum(not isinstance(op, Shift | Narrow | Bitcast) for op in how.field + how.value)
+    return shifts / how.per_unit + each
+
+
+def decoding(program: Program) -> float:
+    """Word operations that a scheduled program decodes one weight with."""
+    converts = [op for op in map(program.op, program.of(Convert)) if isinstance(op, Convert)]
+    return sum(word_operations(op.decode) for op in converts if op.decode is not None)
+
+
+def bounds_us(program: Program, arch: Arch, m: int) -> dict[str, float]:
+    """Microseconds below which one call cannot go, by what bounds it, with m rows of x, at data sheet rates.
+
+    bytes: over the memory's bandwidth · matrix: multiply-adds on matrix cores · lanes: decoding once, and multiply-adds where the
+    program has them there. A rate that the arch does not state is left out.
+    """
+    problem, bounds = program.problem, {"bytes": floor_us(program, arch, m)}
+    on_lanes = any(op.unit == "lanes" for op in map(program.op, program.of(Dot)) if isinstance(op, Dot))
+    if arch.matrix_tflops and not on_lanes:
+        bounds["matrix"] = matrix_us(problem, arch, m)
+    if arch.lane_tflops:
+        paired = any(op.side == "left" for op in map(program.op, program.of(Dot)) if isinstance(op, Dot))
+        operations = decoding(program) / (2 if paired else 1) + m * on_lanes
+        bounds["lanes"] = 2 * problem.n * problem.k * operations / arch.lane_tflops / 1e6
+    return bounds
+
+
+def matrix_us(problem: Problem, arch: Arch, m: int) -> float:
+    """Microseconds of the multiply-adds with m rows of x on the arch's matrix cores."""
+    return 2 * m * problem.n * problem.k / arch.matrix_tflops / 1e6

@@ -93,8 +93,8 @@ def pack(program: Program, layout: Layout) -> Program:
     return rewrite(program, emit | ({"codebook": codebook} if "codebook" in program.graph else {}))
 
 
-def convert(program: Program, how: Decode, operand: DType, space: Space = Space.REGISTER) -> Program:
-    """Decode by the word operations `how`; the Dot takes its operands as `operand`, the weight living in `space`."""
+def convert(program: Program, how: Decode, operand: DType) -> Program:
+    """Decode by the word operations `how`; the Dot takes its operands as `operand`."""
 
     def decoded(b: Builder, operands: Operands) -> str:
         if "codebook" in operands:
@@ -105,7 +105,7 @@ def convert(program: Program, how: Decode, operand: DType, space: Space = Space.
         return b.add("w.centred", Convert(), operands, how.dtype)
 
     def scaled(b: Builder, operands: Operands) -> str:
-        return b.add("w", Convert(), operands, operand, space)
+        return b.add("w", Convert(), operands, operand)
 
     def dot(b: Builder, operands: Operands) -> str:
         if b.tile(operands["x"]).element != operand:

@@ -9,7 +9,6 @@ from w4gen.ir.decode import Decode, decode, decode_as_subnormal
 from w4gen.ir.layout import QUAD, Digit, Layout, rows
 from w4gen.ir.problem import Problem
 from w4gen.ir.program import Program
-from w4gen.ir.tile import Space
 from w4gen.ir.types import F16, F32, Format
 from w4gen.schedule import rewrite
 from w4gen.schedule.arch import Arch, Fragment
@@ -40,8 +39,11 @@ def layout_for(format: Format, arch: Arch, n: int, k: int) -> Layout:
 def fragment_order(format: Format, fragment: Fragment, n: int, k: int) -> Layout:
     """Fragments of 4-bit codes, stored as lanes read them: a word is one lane's part of a fragment; four along k are 16 bytes.
 
-    Inside a word the two codes of a pair sit half a word apart, so that one mask takes both.
+    Inside a word the two codes of a pair sit half a word apart, so that one mask takes both. Raises `ScheduleError` for codes
+    of other widths.
     """
+    if format.bits != 4:
+        raise ScheduleError(f"{format.label}: fragments hold eight 4-bit codes a word, not {format.bits}-bit ones: take rows")
     places: dict[int, int] = {}
     stride = format.bits
     for index in sorted(fragment.at("register"), key=lambda i: fragment.digits[i][0] != "n") + fragment.at("pair"):
@@ -79,7 +81,7 @@ FUSED = 128
 
 def _dense(problem: Problem) -> Schedule:
     """Dequantize the whole weight, then the vendor's matmul: any layout and format, and the choice for large M."""
-    return Schedule(template="dequant", block_n=4, block_k=512, unit="vendor", scale_at="weight")
+    return Schedule(template="dequant", block_n=4, block_k=512, unit="vendor", scale_at="weight", convert_at="global")
 
 
 def _gemm_reads(problem: Problem, layout: Layout) -> bool:
@@ -171,9 +173,14 @@ def apply(program: Program, schedule: Schedule, arch: Arch) -> Program:
     layout = problem.layout or layout_for(problem.format, arch, problem.n, problem.k)
     if layout.size("n") < problem.n or layout.size("k") < problem.k or layout.bits != problem.format.bits:
         raise ScheduleError(f"layout {layout} does not hold {problem.format.label} codes [{problem.n}, {problem.k}]: pack again")
+    if schedule.convert_at != ("global" if schedule.unit == "vendor" else "register"):
+        raise ScheduleError(
+            f"convert_at={schedule.convert_at} with unit={schedule.unit}: weights are decoded to registers, or to global memory "
+            "for unit=vendor"
+        )
     lanes, on_sums = schedule.unit == "lanes", schedule.scale_at == "accumulator"
     how = _decode(problem, schedule, layout)
-    program = rewrite.convert(rewrite.pack(program, layout), how, F32 if lanes else problem.x, Space(schedule.convert_at))
+    program = rewrite.convert(rewrite.pack(program, layout), how, F32 if lanes else problem.x)
     if schedule.unit == "vendor":
         return rewrite.tile(rewrite.dequantize(program), schedule.block_n, k=schedule.block_k)
     if layout.row_units() is None:

@@ -1,0 +1,44 @@
+"""`w4gen doctor`: what is here, and what it is needed for."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+
+import click
+
+from w4gen import __version__, cache, knobs
+from w4gen.commands.question import as_json, count, detected, table, tell
+
+
+@click.command()
+@as_json
+def doctor(as_json: bool) -> None:
+    """Say what is here: versions, GPU, C compiler, cache."""
+    facts = diagnosis()
+    if as_json:
+        tell(facts)
+    else:
+        table("what", "found", "needed for", rows=[(name, *row) for name, row in facts.items()])
+
+
+def diagnosis() -> dict[str, tuple[str, str]]:
+    """What is here, and what it is needed for."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    def installed(package: str) -> str:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            return "missing"
+
+    return {
+        "w4gen": (__version__, "everything"),
+        "python": (sys.version.split()[0], "everything"),
+        "torch": (installed("torch"), "running and checking kernels"),
+        "triton": (installed("triton"), "compiling kernels"),
+        "gpu": (detected(), "running kernels (portable: no GPU here)"),
+        "gcc": (shutil.which("gcc") or shutil.which("cc") or "missing", "launching kernels (Triton builds its launcher)"),
+        "cache": (f"{cache.kernels()} ({count(len(cache.entries()), 'kernel')})", "starting without compiling"),
+        **{knob.name: (knob.read() or "not set", knob.sentence) for knob in knobs.ALL},
+    }

@@ -1,0 +1,141 @@
+"""`w4gen explain`: the path that a shape takes, and why not another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from w4gen import paths, pipeline
+from w4gen.commands.question import aligned, answer, as_json, asked, count, picked, question, table, tell
+from w4gen.errors import W4Error
+from w4gen.ir.lower import lower
+from w4gen.ir.problem import Problem
+from w4gen.ir.program import Program
+from w4gen.ir.tile import Input
+from w4gen.schedule.arch import Arch
+from w4gen.schedule.cost import bounds_us, bytes_moved, matrix_us
+from w4gen.schedule.rewrite import pack
+from w4gen.schedule.rules import layout_for
+from w4gen.schedule.schedule import Schedule
+
+TRIED = (
+    "unit=lanes", "unit=mma zero_at=weight", "unit=vendor zero_at=weight", "side=left", "side=right",
+    "scale_at=weight zero_at=weight", "scale_at=accumulator", "zero_at=weight", "zero_at=accumulator",
+    "convert_at=shared", "convert_at=global", "split_k=4",
+)  # fmt: skip
+"""Changes of a schedule that are tried one by one, and then every template. What a `Schedule` cannot hold is left out."""
+
+
+@click.command()
+@question
+@as_json
+def explain(as_json: bool, **options: Any) -> None:
+    """Show the path that a shape takes, kernel or fallback, and why others were refused."""
+    problem, arch, rows = asked(**options)
+    facts = explained(problem, arch, rows)
+    if as_json:
+        tell(facts)
+        return
+    click.echo(told(facts, problem, arch, rows))
+    click.echo()
+    table("other ways", "", "why", rows=[(each["change"], each["verdict"], each["why"]) for each in facts["others"]])
+
+
+def explained(problem: Problem, arch: Arch, rows: int) -> dict[str, Any]:
+    """Everything that `explain` tells, by name; units are in the names."""
+    schedule, chosen = picked(problem, arch)
+    why = ""
+    try:
+        kernel = answer(problem, arch)
+        program, schedule = kernel.program, kernel.schedule
+        moved, bounds = bytes_moved(program, rows), bounds_us(program, arch, rows)
+    except W4Error as error:
+        why = str(error)
+        program = pack(lower(problem), problem.layout or layout_for(problem.format, arch, problem.n, problem.k))
+        moved, bounds = fallback_traffic(program, rows), {"matrix": matrix_us(problem, arch, rows)} if arch.matrix_tflops else {}
+        bounds["bytes"] = sum(moved.values()) / arch.bandwidth_gbs / 1e3
+    stored = program.tile("codes.stored").layout
+    return {
+        "m": list(problem.m),
+        "n": problem.n,
+        "k": problem.k,
+        "format": problem.format.label,
+        "x": problem.x.name,
+        "arch": arch.name,
+        "path": "fallback" if why else "kernel",
+        "why": why,
+        "schedule": str(schedule),
+        "chosen": chosen,
+        "program": {} if why else brief(program),
+        "bytes": moved,
+        "bounds_us": {name: round(us, 3) for name, us in bounds.items()},
+        "bottleneck": max(bounds, key=lambda name: bounds[name]),
+        "padding": round(stored.size("k") / problem.k - 1, 4) if stored else 0.0,
+        "padded_k": stored.size("k") if stored else problem.k,
+        "others": others(problem, arch, schedule),
+    }
+
+
+def fallback_traffic(program: Program, rows: int) -> dict[str, int]:
+    """Bytes by tile, with the weight in x's type, which is written and read again."""
+    problem = program.problem
+    return bytes_moved(program, rows) | {"weight dequantized": 2 * problem.n * problem.k * problem.x.bits // 8}
+
+
+def brief(program: Program) -> dict[str, list[str]]:
+    """The per-call operations on each operand's path, in order; `y` has those on the sums."""
+    paths: dict[str, list[str]] = {}
+    for name in program.per_call:
+        if not isinstance(program.op(name), Input):
+            paths.setdefault(name.split(".")[0] if "." in name else "y", []).append(str(program.op(name)).strip())
+    return paths
+
+
+def others(problem: Problem, arch: Arch, schedule: Schedule) -> list[dict[str, str]]:
+    """Schedules near the one picked: whether each is accepted (which says nothing of its speed), and if not why."""
+    program, found = lower(problem), []
+    templates = sorted(path.name.partition(".")[0] for path in paths.templates().glob("*.py.jinja"))
+    for change in (*TRIED, *(f"template={name}" for name in templates)):
+        try:
+            other = Schedule.parse(f"{schedule} {change}")
+        except W4Error:
+            continue
+        if other != schedule:
+            verdict = refusal(program, other, arch)
+            found.append({"change": change, "verdict": "refused" if verdict else "accepted, not picked", "why": verdict})
+    return found
+
+
+def refusal(program: Program, schedule: Schedule, arch: Arch) -> str:
+    """Why a schedule is not legal; empty where it is."""
+    try:
+        pipeline.made(program, schedule, arch)
+    except W4Error as error:
+        return str(error)
+    return ""
+
+
+def told(facts: dict[str, Any], problem: Problem, arch: Arch, rows: int) -> str:
+    """The facts in words."""
+    n, k, high = problem.n, problem.k, problem.m[1]
+    bounds = facts["bounds_us"]
+    kernel = facts["path"] == "kernel"
+    path = "a generated kernel" if kernel else f"the fallback, dequantize then multiply by PyTorch: {facts['why']}"
+    waste = f"{facts['padding']:.1%} of each row: {k} codes are stored as {facts['padded_k']}" if facts["padding"] else "none"
+    rates = ", ".join(f"{name} {us:.2f} us" for name, us in bounds.items())
+    moved = ", ".join(f"{name} {size:,}" for name, size in facts["bytes"].items())
+    chosen = f"{facts['chosen']} for M={problem.m[0]}..{high} (nothing was timed)"
+    lines = [
+        ("asked", f"y[{rows}, {n}] = x[{rows}, {k}] · wᵀ: {count(rows, 'token')} through a {k} -> {n} projection"),
+        ("format", f"{facts['format']}, x and y in {facts['x']}, sums in {problem.accumulate}"),
+        ("arch", str(arch)),
+        ("path", path),
+        *((("schedule", facts["schedule"]), ("why", chosen)) if kernel else (("tried", facts["schedule"]),)),
+        *(("per call", f"{operand}: {' -> '.join(operations)}") for operand, operations in facts["program"].items()),
+        ("moves", f"{sum(facts['bytes'].values()):,} bytes a call: {moved}"),
+        ("padding", waste),
+        ("bounds", f"{rates}: at data sheet rates, not measurements"),
+        ("slowest", f"{facts['bottleneck']}: no call takes less than {bounds[facts['bottleneck']]:.2f} us on {arch.board}"),
+    ]
+    return aligned(lines)

@@ -1,0 +1,215 @@
+"""A whole model: every `nn.Linear` that matches becomes a `w4gen.Linear`, one at a time, in place."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+
+from w4gen.errors import FormatError, ShapeError
+from w4gen.formats import named
+from w4gen.ir.types import Format
+from w4gen.runtime.linear import Linear
+from w4gen.runtime.reference import error
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """One layer that was converted: its weight [n, k], the weight's bytes before and after, and its relative Frobenius error."""
+
+    name: str
+    n: int
+    k: int
+    format: str
+    bytes_before: int
+    bytes_after: int
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """One linear layer that was left as it was, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What `convert` did, layer by layer. `str()` is a table, with layers that differ only in a number in one line.
+
+    `unmatched` are the patterns that no linear layer's name matches: misspelt, perhaps.
+    """
+
+    converted: tuple[Converted, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+    unmatched: tuple[str, ...] = ()
+
+    @property
+    def bytes_before(self) -> int:
+        """Bytes of the weights that were converted, before."""
+        return sum(each.bytes_before for each in self.converted)
+
+    @property
+    def bytes_after(self) -> int:
+        """Bytes of the same weights now: codes, scales and the rest."""
+        return sum(each.bytes_after for each in self.converted)
+
+    def __str__(self) -> str:
+        rows = [("layer", "count", "out x in", "format", "bytes before", "bytes after", "largest error")]
+        rows += [_row(kind, layers) for kind, layers in _by_kind(self.converted)]
+        widths = [max(map(len, column)) for column in zip(*rows)]
+        left = (0, 3)  # names; the other columns hold numbers
+        lines = [
+            "  ".join(cell.ljust(w) if i in left else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths))).rstrip()
+            for row in rows
+        ] * bool(self.converted)
+        times = f", {self.bytes_before / self.bytes_after:.2f} times smaller" if self.converted else ""
+        count = f"{len(self.converted)} layers converted"
+        lines.append(f"{count}: {self.bytes_before:,} -> {self.bytes_after:,} bytes of weights{times}")
+        reasons = defaultdict(list)
+        for each in self.skipped:
+            reasons[_kind(each.name), each.reason].append(each)
+        lines += [f"skipped {kind} ({len(same)}): {reason}" for (kind, reason), same in reasons.items()]
+        lines += [f"no linear layer matches {pattern!r}" for pattern in self.unmatched]
+        return "\n".join(lines)
+
+
+def _kind(name: str) -> str:
+    """A layer's name without its numbers: `model.layers.*.mlp.up_proj`."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
+
+
+def _by_kind(layers: Iterable[Converted]) -> Iterable[tuple[str, list[Converted]]]:
+    kinds = defaultdict(list)
+    for each in layers:
+        kinds[_kind(each.name), each.n, each.k, each.format].append(each)
+    return [(kind[0], same) for kind, same in kinds.items()]
+
+
+def _row(kind: str, layers: list[Converted]) -> tuple[str, ...]:
+    first, before, after = layers[0], sum(each.bytes_before for each in layers), sum(each.bytes_after for each in layers)
+    worst = max(each.error for each in layers)
+    return kind, str(len(layers)), f"{first.n} x {first.k}", first.format, f"{before:,}", f"{after:,}", f"{worst:.2%}"
+
+
+def convert(
+    model: torch.nn.Module,
+    format: str | Format | Mapping[str, str | Format] = "int4_g128",
+    include: str | Iterable[str] = (),
+    exclude: str | Iterable[str] = (),
+    progress: bool = True,
+) -> Report:
+    """Replace every `nn.Linear` of `model` that matches by a `w4gen.Linear`, in place, rounding to nearest; say what was done.
+
+    Patterns are those of `fnmatch` on the whole name of a layer (`"lm_head"`, `"*.mlp.*"`). A layer is converted if a pattern of
+    `include` matches it (none given: every layer) and none of `exclude` does. `format` may be a dict of patterns to formats: the
+    first that matches counts, and a layer that none matches is skipped. A module with several names is converted once, under all
+    of them. Skipped with a reason: a weight that another module holds too (a tied embedding), as converting it would add memory
+    and untie the two; subclasses of `nn.Linear` and layers with hooks, whose ways would be lost; weights that the format cannot
+    hold. Layers are converted one at a time, where their weights are, so one layer's memory is needed besides the model's. A
+    second call converts nothing. Raises `W4Error`, before anything is changed, where `model` is a Linear or a format not valid.
+    """
+    if isinstance(model, torch.nn.Linear | Linear):
+        raise ShapeError("the model is itself a linear layer, which has no place to be replaced in: use w4gen.Linear.from_float")
+    formats = format if isinstance(format, Mapping) else {"*": format}
+    choose = {pattern: named(each) for pattern, each in formats.items()}
+    include, exclude = _patterns(include), _patterns(exclude)
+    converted, skipped, layers, holders = [], [], _layers(model), _holders(model)
+    for names in _tracked(layers, progress):
+        module = model.get_submodule(names[0])
+        form = next((form for pattern, form in choose.items() if _any(names, (pattern,))), None)
+        reason = _refusal(module, names, include, exclude) or _sharer(module, names, holders)
+        if form is None or reason:
+            skipped.append(Skipped(names[0], reason or "no pattern of formats matches it"))
+            continue
+        try:
+            converted.append(_replace(model, names, module, form))
+        except (FormatError, ShapeError) as refused:
+            skipped.append(Skipped(names[0], str(refused)))
+    every = [name for names in layers for name in names]
+    unmatched = [each for each in (*formats, *include, *exclude) if not _any(every, (each,))]
+    return Report(tuple(converted), tuple(skipped), tuple(dict.fromkeys(unmatched)))
+
+
+def _patterns(given: str | Iterable[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _any(names: Iterable[str], patterns: Iterable[str]) -> bool:
+    """Whether a pattern matches a name."""
+    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+
+
+def _layers(model: torch.nn.Module) -> list[list[str]]:
+    """All names of every linear layer, in the model's order. Modules themselves are not held, so that they can be freed."""
+    names = defaultdict(list)
+    for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, torch.nn.Linear | Linear):
+            names[id(module)].append(name)
+    return list(names.values())
+
+
+def _holders(model: torch.nn.Module) -> dict[object, list[str]]:
+    """Where a tensor's data is -> the names of the parameters and buffers, one for each module, that hold it."""
+    holders = defaultdict(list)
+    for name, module in model.named_modules():
+        for held, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None:
+                holders[_place(tensor)].append(f"{name}.{held}")
+    return holders
+
+
+def _place(tensor: torch.Tensor) -> object:
+    """Equal for tensors that share their data."""
+    return (tensor.device, tensor.data_ptr()) if tensor.numel() and not tensor.is_meta else id(tensor)
+
+
+def _refusal(module: torch.nn.Module, names: list[str], include: tuple[str, ...], exclude: tuple[str, ...]) -> str:
+    """Why a layer stays as it is, but for what it shares; empty where it is to be converted."""
+    if isinstance(module, Linear):
+        return f"it is converted already ({module.format.label})"
+    if _any(names, exclude):
+        return "excluded"
+    if include and not _any(names, include):
+        return "not included"
+    if type(module) is not torch.nn.Linear:
+        return f"it is a {type(module).__name__}, not a plain nn.Linear"
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or "forward" in vars(module):
+        return "it has hooks, which would be lost: remove them first"
+    if module.weight.is_meta:
+        return "its weight is on the meta device: load the model first"
+    return ""
+
+
+def _sharer(module: torch.nn.Module, names: list[str], holders: dict[object, list[str]]) -> str:
+    """Why a layer stays: another module holds its weight too. Empty where none does."""
+    held = holders.get(_place(module.weight), []) if isinstance(module.weight, torch.Tensor) else []
+    others = [other for other in held if other.rpartition(".")[0] not in names]
+    return f"its weight is shared with {others[0]}" if others else ""
+
+
+def _replace(model: torch.nn.Module, names: list[str], module: torch.nn.Module, form: Format) -> Converted:
+    """Put a converted layer in the place of `module`. Raises `W4Error` where the format cannot hold the weight."""
+    layer = Linear.from_float(module, form).train(module.training)  # type: ignore[arg-type]
+    before: torch.Tensor = module.weight.detach()  # type: ignore[assignment, operator]
+    found = error(layer.weight.dequantize(), before)
+    for name in names:
+        model.set_submodule(name, layer)
+    return Converted(names[0], *before.shape, form.label, before.nbytes, layer.weight.nbytes, found)
+
+
+def _tracked(layers: list[list[str]], progress: bool) -> Iterator[list[str]]:
+    """The layers, with a bar on standard error where that is a terminal."""
+    if not (progress and sys.stderr.isatty()):
+        yield from layers
+        return
+    from rich.console import Console
+    from rich.progress import track
+
+    yield from track(layers, description="converting", console=Console(stderr=True), transient=True)
