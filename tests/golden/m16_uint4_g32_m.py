@@ -1,4 +1,4 @@
-# y[2..16, 256] = x[2..16, 1536] @ w[256, 1536].T · uint4_g32_m · f16 · template=gemv block_m=16 block_n=32 block_k=128 unit=mma scale_at=accumulator zero_at=accumulator convert_at=register split_k=1 warps=4 stages=3 maxnreg=0
+# y[2..16, 256] = x[2..16, 1536] @ w[256, 1536].T · uint4_g32_m · f16 · template=gemv block_m=16 block_n=32 block_k=128 unit=mma side=right scale_at=accumulator zero_at=accumulator convert_at=register split_k=1 warps=4 stages=3 maxnreg=0 vector=2
 # made by: w4gen compile --m 16 --n 256 --k 1536 --format uint4_g32_m --dtype f16 --arch portable --emit py
 import triton
 import triton.language as tl
@@ -51,7 +51,7 @@ def gemv(
 
 
 PROBLEM = "m=2..16 n=256 k=1536 format=uint4(bits=4,step=1.0,origin=0.0,group=32,scale=f16,zero=f16,zero_mode=minimum) x=f16 y=f16 accumulate=f32 bias=0 layout=n256@6144,k16@32,k8@4,k12@512;4/32"
-SCHEDULE = "template=gemv block_m=16 block_n=32 block_k=128 unit=mma scale_at=accumulator zero_at=accumulator convert_at=register split_k=1 warps=4 stages=3 maxnreg=0"
+SCHEDULE = "template=gemv block_m=16 block_n=32 block_k=128 unit=mma side=right scale_at=accumulator zero_at=accumulator convert_at=register split_k=1 warps=4 stages=3 maxnreg=0 vector=2"
 
 if __name__ == "__main__":
     from w4gen.runtime.check import main

@@ -7,7 +7,7 @@ from dataclasses import fields
 from itertools import dropwhile, takewhile
 from typing import Any
 
-from w4gen.codegen import tl
+from w4gen.codegen import tl, walk
 from w4gen.codegen.index import suffixed
 from w4gen.errors import TemplateError
 from w4gen.ir.program import Program
@@ -146,7 +146,7 @@ class Printer:
     def view(self, names: list[str], extra: str = "") -> list[str]:
         """One load through the slices, pads and maps `names`."""
         self.ledger.update(names)
-        return tl.Walk(self.program, names[-1], self.spans).load(names[-1], extra)
+        return walk.Walk(self.program, names[-1], self.spans).load(names[-1], extra)
 
     def node(self, name: str) -> list[str]:
         zero = self.program.operands(name).get("zero")
@@ -226,10 +226,10 @@ class GemmPrinter(Printer):
         names = self.chains[operand]
         last = max(index for index, name in enumerate(names) if isinstance(self.program.op(name), Slice))
         self.ledger.update(names[: last + 1])
-        walk = (tl.Gathered if operand == "w" else tl.Natural if operand == "x" else tl.Walk)(
+        way = (walk.Gathered if operand == "w" else walk.Natural if operand == "x" else walk.Walk)(
             self.program, names[last], self.spans
         )
-        return "\n".join(walk.load(names[last], f", {extra}" if extra else ""))
+        return "\n".join(way.load(names[last], f", {extra}" if extra else ""))
 
     def decode(self, operand: str) -> str:
         """Turn pairs of codes into the left operand, [BLOCK_N, 16 k for each code of a stretch]."""
