@@ -46,7 +46,7 @@ BAD = {
     "binary": ("compile --shape 1x64x64 --emit cubin", "give --out FOLDER"),
     "no file": ("compile --shape 1x64x64 --format nowhere.py:x", "no file nowhere.py"),
     "option": ("compile --shap 1x64x64", "No such option"),
-    "large m": ("compile --shape 64x64x64", "has no kernel yet"),
+    "fragment": ("compile --shape 1x64x64 --format int8_g32 --layout fragment", "not 8-bit ones: take rows"),
     "schedule": ("compile --shape 1x64x64 --schedule blok_n=64", "cannot read 'blok_n=64' of a schedule"),
     "schedule unit": ("compile --shape 1x64x64 --schedule unit=gpu", "unit='gpu': use one of lanes, mma"),
     "schedule block": ("compile --shape 1x64x64 --schedule block_k=100", "block_k=100 is not a multiple of"),
@@ -134,15 +134,16 @@ def test_emit_writes_binaries(tmp_path: Path) -> None:
     assert "LDG" in (out / "gemv.sass").read_text()
 
 
-def test_a_rendered_file_checks_itself(tmp_path: Path) -> None:
-    w4gen("compile", "--shape", "3x256x64", "--no-check", "--emit", "py", "--out", str(tmp_path), cache=tmp_path / "cache")
-    done = subprocess.run([sys.executable, str(tmp_path / "gemv.py")], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize(("shape", "name"), [("1x256x64", "gemv"), ("20x256x70", "gemm"), ("200x300x40", "dequant")])
+def test_a_rendered_file_checks_itself(shape: str, name: str, tmp_path: Path) -> None:
+    w4gen("compile", "--shape", shape, "--no-check", "--emit", "py", "--out", str(tmp_path), cache=tmp_path / "cache")
+    done = subprocess.run([sys.executable, str(tmp_path / f"{name}.py")], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("checked")
 
 
 def test_show(tmp_path: Path) -> None:
-    ladder = w4gen("show", "ir", "--shape", "32x63x32", "--format", "nf4_g64", cache=tmp_path).stdout
+    ladder = w4gen(*["show", "ir", "--shape", "32x63x32", "--format", "nf4_g64", "--layout", "fragment"], cache=tmp_path).stdout
     for word in ("offline, once per weight", "pad k=64", "slice", "convert", "map to n8@512,n2@4", "kept"):
         assert word in ladder, word
     assert w4gen("show", "schedule", "--shape", "1x64x64", cache=tmp_path).stdout.startswith("template=gemv")
@@ -224,16 +225,16 @@ def test_explain_shows_the_path_of_a_kernel(tmp_path: Path) -> None:
         "H200",
     ):
         assert word in told, word
-    assert "gemv.py.jinja never reads split_k of the schedule" in told
+    assert "split_k=4 with unit=lanes: only mma programs share k" in told
 
 
 @pytest.mark.parametrize("form", ["int4_g128", "nf4_g64", "int4_g50", "int4_row"])
 @pytest.mark.parametrize("shape", ["1x1536x256", "16x576x192", "2x250x10"])
 def test_explain_adds_up(shape: str, form: str) -> None:
     high, k, n = api.parse_shape(shape)
-    found = explained(api.problem_of(m=high, n=n, k=k, format=form), ARCHES["portable"])
+    found = explained(api.problem_of(m=high, n=n, k=k, format=form), ARCHES["portable"], high)
     assert (found["path"], found["why"]) == ("kernel", "")
-    assert found["bytes"]["x"] == 2 * k * (1 if high == 1 else 16)
+    assert found["bytes"]["x"] == 2 * k * high
     assert found["bytes"]["codes.stored"] == n * found["padded_k"] // 2
     assert found["padding"] == pytest.approx(found["padded_k"] / k - 1, abs=1e-4)
     assert found["bounds_us"]["bytes"] == pytest.approx(sum(found["bytes"].values()) / 2039e3, abs=1e-3)
@@ -244,14 +245,20 @@ def test_explain_adds_up(shape: str, form: str) -> None:
     assert {"w", "x", "scale", "y"} <= set(found["program"])
 
 
-def test_explain_says_why_a_call_is_dequantized_and_multiplied(tmp_path: Path) -> None:
-    options = ("--shape", "16x256x64", "--format", f"{ROOT}/tests/own_format.py:int8", "--dtype", "bfloat16")
-    found = facts("explain", *options, cache=tmp_path)
-    assert found["path"] == "fallback"
-    assert "8-bit codes do not fit" in found["why"]
-    assert found["bytes"]["weight dequantized"] == 2 * 256 * 64 * 2
-    told = w4gen("explain", *options, cache=tmp_path).stdout
-    assert "path  the fallback, dequantize then multiply by PyTorch: int8_g64: 8-bit codes" in told
+def test_explain_shows_a_weight_that_is_dequantized_first(tmp_path: Path) -> None:
+    found = facts("explain", "--shape", "512x256x64", cache=tmp_path)
+    assert (found["path"], found["why"]) == ("kernel", "")
+    assert found["schedule"].startswith("template=dequant")
+    assert found["bytes"]["x"] == 2 * 256 * 512
+    told = w4gen("explain", "--shape", "512x256x64", cache=tmp_path).stdout
+    assert "dot over k on vendor" in told
+
+
+def test_explain_says_why_no_kernel_answers(tmp_path: Path) -> None:
+    """A template folder without templates leaves the fallback."""
+    done = w4gen("compile", "--shape", "1x64x64", "--templates", str(tmp_path), cache=tmp_path / "cache")
+    assert done.returncode == 2
+    assert "gemv.py.jinja" in done.stderr
 
 
 def test_formats_lists_every_family_with_its_cost(tmp_path: Path) -> None:
