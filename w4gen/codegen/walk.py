@@ -107,6 +107,8 @@ class Walk:
         memory = pointer(self.program, self.memory)
         where = self.address.render(self.dims)
         lines, mask = list(self.lines), ""
+        if self.masks:  # a mask has the shape of the tile, so the address must have it too
+            where = " + ".join([where, *(f"{suffixed(a, (a,), self.dims)} * 0" for a in self.dims if a not in self.address.axes)])
         if self.masks:
             zero = "0" if self.program.tile(self.memory).element == I32 else "0.0"
             inside = self.masks[0] if len(self.masks) == 1 else " & ".join(f"({each})" for each in self.masks)
