@@ -35,6 +35,8 @@ compile-all: $(VENV)/installed
 # runs where the GPU is, under that machine's own python
 bench:
 	$(PYTHON) -m w4gen.bench.compare --format int4_g128 --format nf4_g64 --out docs/results/gemv-h200.json
+	$(PYTHON) -m w4gen.bench.compare --shape 64x8192x28672 --shape 64x28672x8192 --shape 64x4096x4096 --shape 4096x8192x28672 \
+	  --shape 4096x28672x8192 --shape 4096x4096x4096 --out docs/results/gemm-h200.json
 
 bench-docs: $(VENV)/installed
 	$(BIN)/python -m w4gen.bench.report
