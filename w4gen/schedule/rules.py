@@ -179,6 +179,15 @@ def apply(program: Program, schedule: Schedule, arch: Arch) -> Program:
             "for unit=vendor"
         )
     lanes, on_sums = schedule.unit == "lanes", schedule.scale_at == "accumulator"
+    if schedule.side == "left" and schedule.unit != "mma":
+        raise ScheduleError(
+            f"side=left with unit={schedule.unit}: only a matrix instruction has sides, take side=right or unit=mma"
+        )
+    if schedule.unit == "vendor" and (on_sums or schedule.split_k > 1):
+        raise ScheduleError(
+            f"unit=vendor with scale_at={schedule.scale_at} and split_k={schedule.split_k}: the vendor's matmul takes scaled "
+            "weights and splits as it likes, take scale_at=weight and split_k=1"
+        )
     how = _decode(problem, schedule, layout)
     program = rewrite.convert(rewrite.pack(program, layout), how, F32 if lanes else problem.x)
     if schedule.unit == "vendor":
