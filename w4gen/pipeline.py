@@ -40,7 +40,7 @@ def made(program: Program, schedule: Schedule, arch: Arch, templates: Path | Non
     try:
         return render(scheduled, schedule, arch.name, templates)
     except (LookupError, StopIteration, ValueError) as error:  # a printer looked for what the program does not have
-        raise TemplateError(f"{schedule.template}.py.jinja is not made for the program of this schedule ({error})") from error
+        raise TemplateError(f"{schedule.template}.py.jinja is not made for the program of this schedule") from error
 
 
 def _winner(program: Program, arch: Arch) -> Kernel | None:
