@@ -11,7 +11,7 @@ from w4gen.codegen import tl, walk
 from w4gen.codegen.index import suffixed
 from w4gen.errors import TemplateError
 from w4gen.ir.program import Program
-from w4gen.ir.tile import Convert, Field, Reduce, Slice
+from w4gen.ir.tile import Convert, Dot, Field, Reduce, Slice
 from w4gen.schedule.rewrite import GROUPED
 from w4gen.schedule.schedule import IN_PROGRAM, Schedule
 
@@ -29,6 +29,8 @@ class Choices:
 
 class Printer:
     """What a template can call. Every call prints the nodes on one operand's path and enters them in the ledger."""
+
+    SIDE = "right"
 
     def __init__(self, program: Program, schedule: Schedule) -> None:
         self.program, self.schedule = program, Choices(schedule)
@@ -54,6 +56,11 @@ class Printer:
                     raise TemplateError(f"{name} takes {block.size} along {block.axis}, the tiles before it {blocks[block.axis]}")
         return blocks
 
+    def side(self) -> str:
+        """The side of the Dot that w is on; "" without one of ours."""
+        op = self.program.op("part") if "part" in self.program.graph else None
+        return op.side if isinstance(op, Dot) else ""
+
     def calls(self) -> dict[str, Any]:
         names = ("constants", "magic", "load", "decode", "zeros", "dot", "scale", "reduce", "store")
         return {name: getattr(self, name) for name in names}
@@ -61,7 +68,11 @@ class Printer:
     def constants(self) -> str:
         """Sizes of the problem and of its tiles, as constants."""
         program, w, blocks = self.program, self.program.tile("w.tile").sizes, self.blocks
+        if self.side() != self.SIDE:
+            raise TemplateError(f"this template takes w as the {self.SIDE} operand: take side={self.SIDE}")
         walked = "lane" if "lane" in blocks else "word"
+        if self.SIDE == "right" and blocks["m"] < program.problem.m[1]:
+            raise TemplateError(f"one program computes all rows of x: block_m={blocks['m']} is below {program.problem.m[1]}")
         codes = program.tile("w.codes").sizes["code"] * self.spans
         steps = -(-program.tile(program.source("w.tile")).sizes[walked] // blocks[walked])
         rows = [
@@ -197,6 +208,8 @@ class GemmPrinter(Printer):
     v): lane 4g + t, the registers r and the neighbouring words v of a lane.
     """
 
+    SIDE = "left"
+
     def calls(self) -> dict[str, Any]:
         pair_bits, pair_type = tl.paired(self.program)
         return super().calls() | {"finish": self.finish, "pair_bits": pair_bits, "pair_type": pair_type}
@@ -205,8 +218,6 @@ class GemmPrinter(Printer):
         """Sizes of the problem, of the tiles, and of the instruction's order, as constants."""
         bits, vector, warps = self.program.problem.format.bits, self.schedule.vector, self.schedule.warps
         per_half, codes = 16 // bits, self.program.tile("w.codes").sizes["code"]
-        if self.program.op("part").side != "left":  # type: ignore[union-attr]
-            raise TemplateError("gemm decodes w in the registers of the left operand: take side=left")
         if self.blocks["n"] % (16 * warps) or self.blocks["word"] != 16:
             raise TemplateError(f"gemm gives each of {warps} warps 16 outputs and steps by 16 words: block_n={self.blocks['n']}")
         split = self.program.tile("parts").sizes["part"] if "parts" in self.program.graph else 1

@@ -173,21 +173,8 @@ def apply(program: Program, schedule: Schedule, arch: Arch) -> Program:
     layout = problem.layout or layout_for(problem.format, arch, problem.n, problem.k)
     if layout.size("n") < problem.n or layout.size("k") < problem.k or layout.bits != problem.format.bits:
         raise ScheduleError(f"layout {layout} does not hold {problem.format.label} codes [{problem.n}, {problem.k}]: pack again")
-    if schedule.convert_at != ("global" if schedule.unit == "vendor" else "register"):
-        raise ScheduleError(
-            f"convert_at={schedule.convert_at} with unit={schedule.unit}: weights are decoded to registers, or to global memory "
-            "for unit=vendor"
-        )
+    _agree(problem, schedule)
     lanes, on_sums = schedule.unit == "lanes", schedule.scale_at == "accumulator"
-    if schedule.side == "left" and schedule.unit != "mma":
-        raise ScheduleError(
-            f"side=left with unit={schedule.unit}: only a matrix instruction has sides, take side=right or unit=mma"
-        )
-    if schedule.unit == "vendor" and (on_sums or schedule.split_k > 1):
-        raise ScheduleError(
-            f"unit=vendor with scale_at={schedule.scale_at} and split_k={schedule.split_k}: the vendor's matmul takes scaled "
-            "weights and splits as it likes, take scale_at=weight and split_k=1"
-        )
     how = _decode(problem, schedule, layout)
     program = rewrite.convert(rewrite.pack(program, layout), how, F32 if lanes else problem.x)
     if schedule.unit == "vendor":
@@ -209,6 +196,24 @@ def apply(program: Program, schedule: Schedule, arch: Arch) -> Program:
     program = rewrite.place_scale(program, schedule.unit, schedule.side, schedule.scale_at, how.left_out)
     along = {"lane" if lanes else "word": schedule.block_k // granule}
     return rewrite.tile(program, schedule.block_n, schedule.block_m, schedule.split_k, **along)
+
+
+def _agree(problem: Problem, schedule: Schedule) -> None:
+    """Refuse choices that contradict each other or the number of rows."""
+    unit, rows = schedule.unit, problem.m[1]
+    refusals = (
+        (unit == "lanes" and rows > 1, f"unit=lanes multiplies one row of x, not {rows}: take unit=mma or vendor"),
+        (unit == "mma" and rows == 1, "unit=mma multiplies several rows of x, not one: take unit=lanes or vendor"),
+        (unit != "mma" and schedule.side == "left", f"side=left with unit={unit}: only a matrix instruction has sides"),
+        (unit != "mma" and schedule.split_k > 1, f"split_k={schedule.split_k} with unit={unit}: only mma programs share k"),
+        (
+            schedule.convert_at != ("global" if unit == "vendor" else "register"),
+            f"convert_at={schedule.convert_at} with unit={unit}: weights are decoded to registers, to global memory for vendor",
+        ),
+    )
+    for contradicts, why in refusals:
+        if contradicts:
+            raise ScheduleError(why)
 
 
 def _decode(problem: Problem, schedule: Schedule, layout: Layout) -> Decode:
