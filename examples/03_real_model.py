@@ -127,7 +127,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=8192 if gpu else 512, help="tokens of text, cut to whole windows of 512")
     parser.add_argument("--format", action="append", help=f"may be repeated; default: {' '.join(FORMATS)}")
-    parser.add_argument("--new", type=int, default=64 if gpu else 10, help="tokens of the answer at most")
+    parser.add_argument("--new", type=int, default=64 if gpu else 8, help="tokens of the answer at most")
     parser.add_argument("--kernel", help=argparse.SUPPRESS)
     options = parser.parse_args()
     formats = options.format or FORMATS

@@ -18,6 +18,8 @@ import pytest
 from w4gen import api
 from w4gen.cli import cli
 from w4gen.commands.explain import explained
+from w4gen.commands.explain import told as words
+from w4gen.errors import W4Error
 from w4gen.formats import FAMILIES
 from w4gen.schedule.arch import ARCHES
 
@@ -243,6 +245,33 @@ def test_explain_adds_up(shape: str, form: str) -> None:
     assert refused
     assert all(each["why"] for each in refused)
     assert {"w", "x", "scale", "y"} <= set(found["program"])
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64", "uint4_g32_m", "uint4_g128_z", "int8_g128"])
+def test_explain_never_breaks(form: str, arch: str) -> None:
+    """Whatever schedule it tries next to the one picked."""
+    for shape in ("1x1536x256", "2x250x10", "32x576x192", "4096x64x64"):
+        m, k, n = api.parse_shape(shape)
+        problem = api.problem_of(m=m, n=n, k=k, format=form, dtype_name="bfloat16", bias=True)
+        assert explained(problem, ARCHES[arch], m)["others"]
+
+
+def test_explain_counts_a_dequantized_weight_that_is_written_and_read() -> None:
+    found = explained(api.problem_of(m=4096, n=256, k=1536), ARCHES["sm_75"], 4096)
+    assert found["bytes"]["w.dense"] == 2 * 256 * 1536 * 2
+
+
+def test_explain_says_why_a_call_takes_the_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(problem: object, arch: object) -> None:
+        raise W4Error("no such kernel")
+
+    monkeypatch.setattr("w4gen.commands.explain.answer", refuse)
+    problem, arch = api.problem_of(m=16, n=64, k=256), ARCHES["portable"]
+    found = explained(problem, arch, 16)
+    assert (found["path"], found["why"], found["program"]) == ("fallback", "no such kernel", {})
+    assert found["bytes"]["weight dequantized"] == 2 * 256 * 64 * 2
+    assert "path  the fallback, dequantize then multiply by PyTorch: no such kernel" in words(found, problem, arch, 16)
 
 
 def test_explain_shows_a_weight_that_is_dequantized_first(tmp_path: Path) -> None:

@@ -39,8 +39,8 @@ def made(program: Program, schedule: Schedule, arch: Arch, templates: Path | Non
     scheduled = verify(apply(program, schedule, arch), arch, schedule.warps)
     try:
         return render(scheduled, schedule, arch.name, templates)
-    except (KeyError, StopIteration) as error:
-        raise TemplateError(f"no template prints the program of {schedule}: it lacks {error}; take another schedule") from error
+    except (LookupError, StopIteration, ValueError) as error:  # a printer looked for what the program does not have
+        raise TemplateError(f"{schedule.template}.py.jinja is not made for the program of this schedule") from error
 
 
 def _winner(program: Program, arch: Arch) -> Kernel | None:

@@ -14,7 +14,7 @@ from w4gen.ir.problem import Problem
 from w4gen.ir.program import Program
 from w4gen.ir.tile import Input
 from w4gen.schedule.arch import Arch
-from w4gen.schedule.cost import bounds_us, bytes_moved, matrix_us
+from w4gen.schedule.cost import bounds_us, bytes_moved, matrix_us, traffic
 from w4gen.schedule.rewrite import pack
 from w4gen.schedule.rules import layout_for
 from w4gen.schedule.schedule import Schedule
@@ -49,7 +49,7 @@ def explained(problem: Problem, arch: Arch, rows: int) -> dict[str, Any]:
     try:
         kernel = answer(problem, arch)
         program, schedule = kernel.program, kernel.schedule
-        moved, bounds = bytes_moved(program, rows), bounds_us(program, arch, rows)
+        moved, bounds = traffic(program, rows), bounds_us(program, arch, rows)
     except W4Error as error:
         why = str(error)
         program = pack(lower(problem), problem.layout or layout_for(problem.format, arch, problem.n, problem.k))

@@ -7,7 +7,7 @@ from math import prod
 from w4gen.ir.decode import Bitcast, Decode, Narrow, Shift
 from w4gen.ir.problem import Problem
 from w4gen.ir.program import Program
-from w4gen.ir.tile import Convert, Dot, Input
+from w4gen.ir.tile import Convert, Dot, Input, Space
 from w4gen.schedule.arch import Arch
 
 
@@ -21,6 +21,15 @@ def bytes_moved(program: Program, m: int) -> dict[str, int]:
 def floor_us(program: Program, arch: Arch, m: int) -> float:
     """Microseconds below which no kernel can go on the arch's board: its bytes over the data sheet's bandwidth."""
     return sum(bytes_moved(program, m).values()) / arch.bandwidth_gbs / 1e3
+
+
+def traffic(program: Program, m: int) -> dict[str, int]:
+    """`bytes_moved`, and what the program itself writes and reads again: a dequantized weight, partial sums of split k."""
+    own = {name: program.tile(name) for kernel in program.kernels[:-1] for name in kernel}
+    between = {name: tile for name, tile in own.items() if tile.space is Space.GLOBAL}
+    sizes = {name: tile.sizes | ({"m": m} if "m" in tile.axes else {}) for name, tile in between.items()}
+    again = {name: 2 * prod(sizes[name].values()) * tile.element.bits // 8 for name, tile in between.items()}
+    return bytes_moved(program, m) | again
 
 
 def word_operations(how: Decode) -> float:
@@ -39,10 +48,10 @@ def decoding(program: Program) -> float:
 def bounds_us(program: Program, arch: Arch, m: int) -> dict[str, float]:
     """Microseconds below which one call cannot go, by what bounds it, with m rows of x, at data sheet rates.
 
-    bytes: over the memory's bandwidth · matrix: multiply-adds on matrix cores · lanes: decoding once, and multiply-adds where the
-    program has them there. A rate that the arch does not state is left out.
+    bytes: the program's traffic over the memory's bandwidth · matrix: multiply-adds on matrix cores · lanes: decoding once, and
+    multiply-adds where the program has them there. A rate that the arch does not state is left out.
     """
-    problem, bounds = program.problem, {"bytes": floor_us(program, arch, m)}
+    problem, bounds = program.problem, {"bytes": sum(traffic(program, m).values()) / arch.bandwidth_gbs / 1e3}
     on_lanes = any(op.unit == "lanes" for op in map(program.op, program.of(Dot)) if isinstance(op, Dot))
     if arch.matrix_tflops and not on_lanes:
         bounds["matrix"] = matrix_us(problem, arch, m)
