@@ -48,6 +48,14 @@ def test_every_template_compiles_for_every_arch(arch: str, shape: str, form: str
     check(built(SHAPES[shape], form, arch), arch)
 
 
+@pytest.mark.parametrize("arch", [name for name, arch in ARCHES.items() if arch.fragment])
+def test_several_rows_of_what_gemm_does_not_read_compile_for_every_arch(arch: str) -> None:
+    """gemv with x on the left: rows too ragged for whole steps of gemm."""
+    kernel = w4gen.compile("16x600x4096", "int4_g128", arch=arch)
+    assert (kernel.name, kernel.schedule.unit) == ("gemv", "mma")
+    check(toolchain.build(kernel, ARCHES[arch]), arch)
+
+
 @pytest.mark.parametrize("form", ["uint4_g128_z", "uint4_g32_m", "int8_g128", "e2m1_g32"])
 @pytest.mark.parametrize("shape", ["gemv", "gemm 16", "dequant"])
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "gfx942"])
@@ -106,6 +114,10 @@ def test_more_rows_use_the_matrix_cores_with_w_in_registers(shape: str) -> None:
     assert [line for line in lines if re.search(r"\bHGMMA\b", line)]
     assert [line for line in lines if re.search(r"\bLDG\S*\.(64|128)\b", line)]
     assert not [line for line in lines if re.search(r"\bSHFL\b", line)]
+    last = max(index for index, line in enumerate(lines) if re.search(r"\bHGMMA\b", line))
+    assert not [line for line in lines[:last] if re.search(r"\bSTSM?\b", line)], (
+        "x comes by LDGSTS; weights never leave registers"
+    )
 
 
 @pytest.mark.parametrize("shape", ["16x4096x4096", "64x1536x256", "128x8192x28672"])

@@ -9,16 +9,27 @@ from dataclasses import replace
 from pathlib import Path
 
 import cases
+import hypothesis
 import oracle
 import pytest
 import torch
+import weights
+from hypothesis import strategies as st
 
 import w4gen
-from w4gen import Format
+from w4gen import Format, toolchain
 from w4gen.errors import ShapeError
+from w4gen.formats import named
+from w4gen.ir.layout import Layout
+from w4gen.ir.lower import lower
+from w4gen.ir.problem import Problem
+from w4gen.pipeline import compile, made
 from w4gen.runtime import check, launch, ops
-from w4gen.schedule.arch import ARCHES
-from w4gen.schedule.rules import layout_for
+from w4gen.runtime.dtypes import OURS
+from w4gen.runtime.interpreter import mend_bf16
+from w4gen.schedule.arch import ARCHES, M16K16
+from w4gen.schedule.rules import bucket, fragment_order, layout_for
+from w4gen.schedule.schedule import Schedule
 
 F16, BF16 = torch.float16, torch.bfloat16
 
@@ -33,6 +44,30 @@ def kernel_for(case: cases.Call) -> w4gen.compile:  # type: ignore[valid-type]
 def bound(case: cases.Call) -> torch.Tensor:
     """y by the kernel itself: no op, no fallback."""
     return w4gen.bind(kernel_for(case))(case.x, case.w, case.bias)
+
+
+def fragments(case: cases.Call) -> cases.Call:
+    """The same call with the codes in the order of a matrix instruction."""
+    return replace(case, w=case.w.packed_as(fragment_order(case.w.format, M16K16, case.w.n, case.w.k)))
+
+
+def kernel_as_stored(case: cases.Call) -> w4gen.compile:  # type: ignore[valid-type]
+    """The kernel that reads the weight as it is."""
+    (m, k), kind = case.x.shape, OURS[case.x.dtype]
+    form, layout = case.w.format, case.w.layout
+    problem = Problem(m=bucket(m), n=case.w.n, k=k, format=form, layout=layout, x=kind, y=kind, bias=case.bias is not None)
+    return compile(problem, ARCHES["portable"])
+
+
+@pytest.fixture
+def poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lives between the functions of a kernel is full of NaN before every call."""
+    plain = launch._workspace
+
+    def poisoned(*call: object) -> dict[str, torch.Tensor]:
+        return {name: each.fill_(torch.nan) for name, each in plain(*call).items()}
+
+    monkeypatch.setattr(launch, "_workspace", poisoned)
 
 
 @pytest.fixture(autouse=True)
@@ -119,12 +154,108 @@ def test_ragged_and_prime_sizes(n: int, k: int, m: int, form: str) -> None:
     assert error <= cases.limit(F16, n * m)
 
 
+GEMM = ["int4_g128", "int4_g32", "int4_g64_bf16", "int4_g16_f32", "int4_row", "uint4_g128", "int8_g64", cases.UINT2]
+
+
 @pytest.mark.parametrize("kind", [F16, BF16], ids=["f16", "bf16"])
-@pytest.mark.parametrize("m", [1, 2, 5, 16])
+@pytest.mark.parametrize("m", [16, 17, 33, 65])
+@pytest.mark.parametrize("form", GEMM, ids=cases.ids)
+def test_formats_and_groups_of_gemm(form: str | Format, m: int, kind: torch.dtype, poison: None) -> None:
+    """Several steps, partial tiles of n and m, a bias, k shared by programs; wide codes of bf16 are another kernel's."""
+    case = cases.call(form, m, 70, 768, kind, bias=True)
+    kernel = kernel_for(case)
+    if not (kind == BF16 and form == "int8_g64"):
+        assert kernel.name == "gemm"
+        assert kernel.schedule.split_k > 1 or kernel.problem.format.bits == 2
+    rounded = kernel.name == "dequant"  # each weight to x's type, as y is: 2.97e-4 on average in f16
+    assert case.error(w4gen.bind(kernel)(case.x, case.w, case.bias)) <= (1.05 if rounded else 1) * case.limit
+
+
+@pytest.mark.parametrize("m", [17, 70, 130])
+@pytest.mark.parametrize(("n", "k"), [(1, 128), (64, 128), (65, 120), (130, 635)], ids=str)
+@pytest.mark.parametrize("form", ["int4_g128", "int4_g32", "int4_row", "nf4_g64", "uint4_g128_z"])
+def test_ragged_sizes_of_more_rows(form: str, n: int, k: int, m: int, poison: None) -> None:
+    """One output, one step, rows that end inside a step or a group, one program for all of k."""
+    case = cases.call(form, m, n, k, bias=True)
+    y = bound(case)
+    least = oracle.typical(case.x.double().numpy(), case.true_w)
+    rounded = kernel_for(case).name == "dequant"
+    assert oracle.error(y.double().numpy(), case.truth(), least) <= (1.05 if rounded else 1) * cases.limit(F16, n * m)
+
+
+@pytest.mark.parametrize(("split", "vector"), [(1, 2), (2, 4), (3, 2), (6, 4), (1, 4)])
+@pytest.mark.parametrize(("block_m", "block_n", "warps"), [(16, 64, 4), (32, 128, 4), (64, 128, 8), (128, 128, 4)])
+def test_every_tile_of_gemm(block_m: int, block_n: int, warps: int, split: int, vector: int, poison: None) -> None:
+    case = cases.call("int4_g64", 40, 140, 768, bias=True)
+    problem = Problem(m=(33, 64), n=140, k=768, format=case.w.format, bias=True)
+    schedule = Schedule(
+        template="gemm", unit="mma", side="left", block_m=block_m, block_n=block_n, block_k=128, warps=warps, vector=vector
+    )
+    kernel = made(lower(problem), replace(schedule, split_k=split), replace(ARCHES["portable"], registers=10**6))
+    assert case.error(w4gen.bind(kernel)(case.x, case.w, case.bias)) <= case.limit
+
+
+@pytest.mark.parametrize("kind", [F16, BF16], ids=["f16", "bf16"])
+@pytest.mark.parametrize("m", [2, 17, 130])
+@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64", "e2m1_g32", "uint4_g64_zf", "uint4_g50_m"])
+def test_fragments_are_read_by_any_m(form: str, m: int, kind: torch.dtype, poison: None) -> None:
+    case = fragments(cases.call(form, m, 37, 331, kind, bias=True))
+    kernel = kernel_as_stored(case)
+    assert kernel.name == "dequant"
+    y = w4gen.bind(kernel)(case.x, case.w, case.bias)
+    assert case.error(y) <= 1.05 * case.limit  # each weight is rounded, as y is
+
+
+ANY = [
+    ("int4", oracle.INT4),
+    ("nf4", oracle.NF4),
+    ("int8", oracle.INT8),
+    (cases.UINT2, cases.OWN["uint2"]),
+    ("uint4_m", oracle.UINT4),
+]
+
+
+@hypothesis.settings(max_examples=25)
+@hypothesis.given(st.data())
+def test_a_dequantized_weight_is_exact_in_any_layout(data: st.DataObject) -> None:
+    """scale * value (- zero), formed in f32 and rounded once, for any order of the codes in memory."""
+    form = named(data.draw(st.sampled_from(ANY)))
+    form = replace(form, group=data.draw(st.sampled_from([7, 16, 64, -1])))
+    layout = data.draw(weights.layouts((form.bits,)).filter(lambda each: each.size("n") <= 64 and each.size("k") <= 2048))
+    n, k = (data.draw(st.integers(max(1, layout.size(axis) // 2), layout.size(axis))) for axis in "nk")
+    kind = data.draw(st.sampled_from([F16, BF16]))
+    case = cases.call(form, 2, n, k, kind)
+    case = replace(case, w=case.w.packed_as(layout))
+    check_dense(case)
+
+
+def test_a_weight_in_a_single_word_is_dequantized() -> None:
+    case = cases.call("int4_g128", 2, 4, 1)
+    check_dense(replace(case, w=case.w.packed_as(Layout.parse("n8@4,k1@0;4/32"))))
+
+
+def check_dense(case: cases.Call) -> None:
+    """The first kernel of a call writes the weight, exact up to one rounding."""
+    (n, k), kind = case.codes.shape, case.x.dtype
+    problem = Problem(m=(2, 2), n=n, k=k, format=case.w.format, layout=case.w.layout, x=OURS[kind], y=OURS[kind])
+    vendor = Schedule(template="dequant", unit="vendor", block_n=4, block_k=512, scale_at="weight", convert_at="global")
+    kernel = made(lower(problem), vendor, ARCHES["portable"])
+    dense = torch.full((n, k), torch.nan, dtype=kind)
+    given = dict(zip(("codes_ptr", "scale_ptr", "zero_ptr", "codebook_ptr"), case.w.buffers, strict=True), dense_ptr=dense)
+    (piece,) = kernel.pieces
+    mend_bf16()
+    toolchain.function(kernel, piece)[kernel.programs(piece, 2)](*(given[name] for name in piece.arguments))
+    assert torch.equal(dense, torch.from_numpy(case.true_w).float().to(kind))
+
+
+@pytest.mark.parametrize("kind", [F16, BF16], ids=["f16", "bf16"])
+@pytest.mark.parametrize("m", [1, 2, 5, 16, 17, 24, 32, 33, 50, 64, 65, 128, 129, 200])
 @pytest.mark.parametrize("form", ["int4_g128", "nf4_g64"])
 def test_every_m_of_the_buckets_with_bias(form: str, m: int, kind: torch.dtype) -> None:
-    case = cases.call(form, m, 27, 300, kind, bias=True)
-    assert case.error(bound(case)) <= case.limit
+    case = cases.call(form, m, 27, 380 if m > 16 else 300, kind, bias=True)  # 380: rows that gemm reads
+    kernel = kernel_for(case)
+    assert kernel.name == ("gemv" if m <= 16 else "dequant" if m > 128 or form == "nf4_g64" else "gemm")
+    assert case.error(w4gen.bind(kernel)(case.x, case.w, case.bias)) <= case.limit
 
 
 @pytest.mark.parametrize("kind", [F16, BF16], ids=["f16", "bf16"])
@@ -137,12 +268,12 @@ def test_one_row_and_many_outputs(form: str, kind: torch.dtype) -> None:
     assert case.error(bound(case)) <= case.limit
 
 
-@pytest.mark.parametrize("m", [1, 2])
+@pytest.mark.parametrize("m", [1, 2, 17, 130])
 @pytest.mark.parametrize("form", ["int4_g128", "nf4_g64", "uint4_g128_z", "uint4_g64_m"])
 def test_an_outlier_in_x_keeps_the_error(form: str, m: int) -> None:
     case = cases.call(form, m, 26, 512)
     case.x[0, 77] = 6e4
-    assert case.error(bound(case)) <= case.limit
+    assert case.error(bound(case)) <= cases.limit(F16, 26)  # the row of the outlier outweighs all others
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
@@ -158,6 +289,21 @@ def test_what_is_not_finite_stays_in_its_row(form: str, bad: float, place: int) 
     assert not y[2].isfinite().any()
 
 
+@pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("form", ["int4_g128", "int4_g32", "nf4_g64", "uint4_g128_z"])
+@pytest.mark.parametrize(("m", "place"), [(16, 0), (40, 129), (70, 379), (130, 129)])
+def test_what_is_not_finite_stays_in_its_row_of_many(m: int, place: int, form: str, bad: float, poison: None) -> None:
+    """Also where it is in the last step, the rest of which is padding, and in the last row of a tile."""
+    case = cases.call(form, m, 40, 380)
+    clean = bound(case)
+    case.x[15, place] = bad
+    y = bound(case)
+    others = [row for row in range(m) if row != 15]
+    assert clean.isfinite().all()
+    assert torch.equal(y[others], clean[others])
+    assert not y[15].isfinite().any()
+
+
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
 @pytest.mark.parametrize("form", ["int4_g128", "nf4_g64"])
 def test_what_is_not_finite_shows_in_a_single_row(form: str, bad: float) -> None:
@@ -166,26 +312,62 @@ def test_what_is_not_finite_shows_in_a_single_row(form: str, bad: float) -> None
     assert not bound(case).isfinite().any()
 
 
-@pytest.mark.parametrize("m", [1, 16])
+@pytest.mark.parametrize("m", [1, 16, 17, 33, 65, 130])
 @pytest.mark.parametrize("form", ["int4_g128", "nf4_g64"])
-def test_repeated_calls_are_equal_bit_for_bit(form: str, m: int) -> None:
-    case = cases.call(form, m, 5, 300, bias=True)
+def test_repeated_calls_are_equal_bit_for_bit(form: str, m: int, poison: None) -> None:
+    case = cases.call(form, m, 5, 380 if m > 16 else 300, bias=True)
     run = w4gen.bind(kernel_for(case))
     first = run(case.x, case.w, case.bias)
     assert all(torch.equal(first, run(case.x, case.w, case.bias)) for _ in range(3))
 
 
-@pytest.mark.parametrize("m", [1, 3, 16])
-def test_a_kernel_writes_all_of_y_and_nothing_else(m: int) -> None:
+@pytest.mark.parametrize(
+    ("m", "k", "name"),
+    [
+        (1, 200, "gemv"),
+        (3, 200, "gemv"),
+        (16, 200, "gemv"),
+        (3, 768, "gemm"),
+        (33, 768, "gemm"),
+        (70, 128, "gemm"),
+        (130, 200, "dequant"),
+    ],
+)
+def test_a_kernel_writes_all_of_y_and_nothing_else(m: int, k: int, name: str, poison: None) -> None:
     """Poisoned outputs: NaN everywhere before, around y too."""
-    case = cases.call("int4_g128", m, 37, 200)
+    case = cases.call("int4_g128", m, 37, k)
     kernel = kernel_for(case)
-    w = case.w.packed_as(layout_for(case.w.format, ARCHES["portable"], 37, 200))
+    assert kernel.name == name
+    w = case.w.packed_as(layout_for(case.w.format, ARCHES["portable"], 37, k))
     held = torch.full((m * 37 + 64,), torch.nan, dtype=F16)
-    launch.launcher(kernel, case.x.device)(held[32 : 32 + m * 37], case.x, *w.buffers, None, m)
+    launch.launcher(kernel, case.x.device)(held[32 : 32 + m * 37].view(m, 37), case.x, *w.buffers, None, m)
     assert held[32 : 32 + m * 37].isfinite().all()
     assert held[:32].isnan().all()
     assert held[32 + m * 37 :].isnan().all()
+
+
+@pytest.mark.parametrize("m", [17, 33, 70])
+@pytest.mark.parametrize("split", [1, 6])
+def test_partial_sums_are_written_whole_and_nothing_else(m: int, split: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Around `parts` too."""
+    plain, held = launch._workspace, {}
+
+    def guarded(*call: object) -> dict[str, torch.Tensor]:
+        for name, each in plain(*call).items():
+            held[name] = torch.full((each.numel() + 128,), torch.nan, dtype=each.dtype)
+            held[f"inner {name}"] = held[name][64:-64].view(each.shape)
+        return {name: held[f"inner {name}"] for name in held if not name.startswith("inner")}
+
+    monkeypatch.setattr(launch, "_workspace", guarded)
+    case = cases.call("int4_g128", m, 70, 768, bias=True)
+    kernel = kernel_for(case)
+    kernel = made(lower(kernel.problem), replace(kernel.schedule, split_k=split), ARCHES["portable"])
+    assert case.error(w4gen.bind(kernel)(case.x, case.w, case.bias)) <= case.limit
+    assert ("parts_ptr" in held) == (split > 1)
+    for name in [name for name in held if name.startswith("inner")]:
+        whole = held[name.removeprefix("inner ")]
+        assert held[name].isfinite().all()
+        assert torch.cat([whole[:64], whole[-64:]]).isnan().all()
 
 
 @pytest.mark.parametrize(
@@ -257,7 +439,7 @@ def test_x_of_any_shape(form: str, how: str, no_fallback: None) -> None:
 
 
 @pytest.mark.parametrize("kind", [F16, BF16], ids=["f16", "bf16"])
-@pytest.mark.parametrize("m", [1, 16])
+@pytest.mark.parametrize("m", [1, 16, 33, 130])
 @pytest.mark.parametrize("form", ["int4_g128", "nf4_g64", "uint4_g128_z", "uint4_g128_m"])
 def test_a_linear_layer_runs_the_kernel(form: str, m: int, kind: torch.dtype, no_fallback: None) -> None:
     case = cases.call(form, m, 26, 383, kind, bias=True)
@@ -273,24 +455,44 @@ def test_out_is_written_and_returned() -> None:
     assert case.error(out) <= case.limit
 
 
-def test_no_compile_inside_a_warmed_bucket(monkeypatch: pytest.MonkeyPatch, no_fallback: None) -> None:
+@pytest.mark.parametrize(
+    ("first", "others"),
+    [(2, (3, 7, 16)), (17, (20, 32)), (64, (33, 50)), (65, (127, 128)), (200, (129, 140))],
+)
+@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64"])
+def test_no_compile_inside_a_warmed_bucket(
+    form: str, first: int, others: tuple[int, ...], monkeypatch: pytest.MonkeyPatch, no_fallback: None
+) -> None:
     """One kernel serves every M of its bucket."""
-    case = cases.call("int4_g128", 16, 40, 383)
+    case = cases.call(form, max(first, *others), 40, 383)
     layer = w4gen.Linear(case.w)
-    layer(case.x[:2])
+    layer(case.x[:first])
     monkeypatch.setattr(ops, "compile", None)
-    for m in (3, 7, 16):
-        assert case.error(layer(case.x[:m]), case.x[:m]) <= case.limit
+    for m in others:
+        assert case.error(layer(case.x[:m]), case.x[:m]) <= cases.limit(F16, m * 40)
+
+
+def test_a_sweep_of_m_compiles_once_for_each_bucket(monkeypatch: pytest.MonkeyPatch, no_fallback: None) -> None:
+    asked, plain = [], ops.compile
+    monkeypatch.setattr(ops, "compile", lambda problem, arch: asked.append(problem.m) or plain(problem, arch))
+    layer = w4gen.Linear(cases.call("int4_g128", 1, 8, 256).w)
+    for m in [1, 2, 16, 17, 18, 32, 33, 63, 64, 65, 66, 128, 129, 130, 300]:
+        layer(torch.zeros(m, 256, dtype=F16))
+    assert asked == [(1, 1), (2, 16), (17, 32), (33, 64), (65, 128), (129, 2**20)]
+
+
+TOO_MANY = 2**20 + 1
 
 
 def test_above_the_buckets_the_fallback_answers_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    case = cases.call("nf4_g64", 17, 40, 383, bias=True)
-    layer = w4gen.Linear(case.w, case.bias)
+    case = cases.call("nf4_g64", 2, 1, 33, bias=True)
+    layer, x = w4gen.Linear(case.w, case.bias), case.x[:1].expand(TOO_MANY, -1)
     with caplog.at_level(logging.WARNING, "w4gen"):
-        errors = [case.error(layer(case.x)) for _ in range(3)]
-    assert max(errors) <= case.limit
+        results = [layer(x) for _ in range(3)]
+    truth = torch.from_numpy(case.truth(case.x[:1]))
+    assert all(((y.double() - truth).abs() <= truth.abs() * oracle.HALF_UNIT["f16"]).all() for y in results)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "nf4_g64 is dequantized and multiplied: M is above 16" in caplog.text
+    assert f"nf4_g64 is dequantized and multiplied: M={TOO_MANY} is above {2**20}" in caplog.text
 
 
 def test_f32_is_run_by_the_fallback_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -303,17 +505,18 @@ def test_f32_is_run_by_the_fallback_with_one_warning(caplog: pytest.LogCaptureFi
     assert "float32" in caplog.text
 
 
-@pytest.mark.parametrize("kind", [F16, torch.float32])
-def test_strict_makes_the_fallback_an_error(kind: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("m", "kind"), [(TOO_MANY, F16), (17, torch.float32)])
+def test_strict_makes_the_fallback_an_error(m: int, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("W4GEN_STRICT", "1")
-    case = cases.call("nf4_g64", 17, 40, 383, kind)
+    case = cases.call("nf4_g64", 1, 1, 33, kind)
     with pytest.raises(ShapeError, match=r"no kernel for .*nf4_g64: .*unset W4GEN_STRICT"):
-        w4gen.Linear(case.w)(case.x)
+        w4gen.Linear(case.w)(case.x.expand(m, -1))
 
 
-def test_strict_does_not_stop_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("m", [2, 40, 130])
+def test_strict_does_not_stop_a_kernel(m: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("W4GEN_STRICT", "1")
-    case = cases.call("nf4_g64", 2, 40, 383)
+    case = cases.call("nf4_g64", m, 40, 383)
     assert case.error(w4gen.Linear(case.w)(case.x)) <= case.limit
 
 
@@ -324,6 +527,8 @@ def test_strict_does_not_stop_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
         (1, "uint4_g128_z", "bfloat16"),
         (16, "int4_g128", "float16"),
         (16, "uint4_g32_m", "bfloat16"),
+        (64, "int4_g32", "bfloat16"),
+        (512, "nf4_g64", "float16"),
     ],
 )
 def test_a_rendered_file_checks_itself(m: int, form: str, dtype: str, tmp_path: Path) -> None:
@@ -335,13 +540,42 @@ def test_a_rendered_file_checks_itself(m: int, form: str, dtype: str, tmp_path: 
     assert "checked under the interpreter" in done.stdout
 
 
-def test_a_wrong_rendered_file_is_found_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = w4gen.compile("1x256x32", "nf4_g64", arch="portable").source
+@pytest.mark.parametrize(
+    ("shape", "form", "line", "wrong"),
+    [
+        ("1x256x32", "nf4_g64", "acc += scaled", "acc += scaled * 1.01"),
+        ("20x768x70", "int4_g128", "parts += scaled", "parts += scaled * 1.01"),
+        ("20x768x70", "int4_g128", "for share in tl.static_range(1, SPLIT)", "for share in tl.static_range(1, SPLIT - 1)"),
+        ("200x256x32", "nf4_g64", "w = (w_value", "w = (1.01 * w_value"),
+    ],
+)
+def test_a_wrong_rendered_file_is_found_out(
+    shape: str, form: str, line: str, wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = w4gen.compile(shape, form, arch="portable").source
     path = tmp_path / "kernel.py"
-    path.write_text(source.replace("acc += scaled", "acc += scaled * 1.01"))
+    path.write_text(source.replace(line, wrong))
     assert source != path.read_text()
     assert check.main(str(path)) == 1
     assert "WRONG" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("form", "n", "k"), [("int4_g128", 64, 256), ("nf4_g64", 20, 70), ("uint4_g64_m", 33, 129)])
+def test_a_rendered_file_that_reads_fragments_checks_itself(
+    form: str, n: int, k: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layout = fragment_order(named(form), M16K16, n, k)
+    kernel = compile(Problem(m=(17, 32), n=n, k=k, format=named(form), layout=layout), ARCHES["portable"])
+    (tmp_path / "kernel.py").write_text(kernel.source)
+    assert check.main(str(tmp_path / "kernel.py")) == 0
+    assert "checked" in capsys.readouterr().out
+
+
+@pytest.mark.xfail(strict=True, reason="gemm takes the order of the codes of a word for granted, and pick gives it such a layout")
+def test_codes_in_another_order_within_their_word() -> None:
+    case = cases.call("int4_g128", 20, 64, 256)
+    case = replace(case, w=case.w.packed_as(Layout.parse("n64@1024,k16@32,k2@16,k4@4,k2@512;4/32")))
+    assert case.error(w4gen.bind(kernel_as_stored(case))(case.x, case.w)) <= case.limit
 
 
 @pytest.mark.parametrize("k", [300, 31])

@@ -14,6 +14,8 @@ KERNELS: dict[str, tuple[str, str, dict[str, object]]] = {
     "m1_nf4_g64_ragged_bias": ("1x1000x37", "nf4_g64", {"bias": True}),
     "m16_nf4_g64": ("16x1536x256", "nf4_g64", {}),
     "m1_int4_g128_bf16": ("1x1536x256", "int4_g128", {"dtype": "bfloat16"}),
+    "m64_int4_g128": ("64x1536x256", "int4_g128", {}),
+    "m512_nf4_g64_ragged_bias": ("512x1000x37", "nf4_g64", {"bias": True}),
     "m16_int4_g50": ("16x600x40", "int4_g50", {}),
     "m1_uint4_g128_z": ("1x1536x256", "uint4_g128_z", {}),
     "m16_uint4_g32_m": ("16x1536x256", "uint4_g32_m", {}),

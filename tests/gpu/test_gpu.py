@@ -11,7 +11,13 @@ import torch
 
 import w4gen
 from w4gen.formats import named
-from w4gen.runtime import ops
+from w4gen.ir.problem import Problem
+from w4gen.ir.types import F16
+from w4gen.pipeline import compile
+from w4gen.runtime import launch, ops
+from w4gen.runtime.launch import arch_of
+from w4gen.schedule.arch import M16K16
+from w4gen.schedule.rules import bucket, fragment_order
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 LIMIT = {torch.float16: oracle.LIMIT["f16"], torch.bfloat16: oracle.LIMIT["bf16"]}
@@ -78,6 +84,28 @@ def test_kernels_give_the_truth(n: int, k: int, form: str, m: int, kind: torch.d
 
 
 @pytest.mark.parametrize("kind", LIMIT, ids=str)
+@pytest.mark.parametrize("m", [17, 64, 100, 128, 129, 512])
+@pytest.mark.parametrize("form", ["int4_g128", "int4_g32", "nf4_g64", "int4_g50"])
+@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (1021, 1000), (37, 2040), (8192, 9216)], ids=str)
+def test_more_rows_give_the_truth(n: int, k: int, form: str, m: int, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of these is large enough for the widest tiles of an H200, others end inside a tile in every direction."""
+    monkeypatch.setenv("W4GEN_STRICT", "1")
+    it = case(form, m, n, k, kind, bias=True)
+    assert it.error(it.layer(it.x)) <= LIMIT[kind]
+
+
+@pytest.mark.parametrize("m", [2, 17, 64, 512])
+@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64"])
+@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (1021, 1000)], ids=str)
+def test_a_weight_in_the_order_of_a_matrix_instruction_gives_the_truth(n: int, k: int, form: str, m: int) -> None:
+    it, layout = case(form, m, n, k, bias=True), fragment_order(named(form), M16K16, n, k)
+    problem = Problem(m=bucket(m), n=n, k=k, format=named(form), layout=layout, x=F16, y=F16, bias=True)
+    kernel = compile(problem, arch_of(it.x.device))
+    assert kernel.name == "dequant"
+    assert it.error(w4gen.bind(kernel)(it.x, it.layer.weight, it.bias)) <= LIMIT[torch.float16]
+
+
+@pytest.mark.parametrize("kind", LIMIT, ids=str)
 @pytest.mark.parametrize("m", [1, 16])
 @pytest.mark.parametrize(
     "form", ["uint4_g128_z", "uint4_g32_m", "uint4_g64_zf", "int8_g128", "int8_g64_z", "e2m1_g32", "uint4_g50_m"]
@@ -106,7 +134,7 @@ def test_codes_that_are_the_zero_give_exact_zeros(m: int, form: str, kind: torch
 
 
 @pytest.mark.parametrize("kind", LIMIT, ids=str)
-@pytest.mark.parametrize("m", [1, 16])
+@pytest.mark.parametrize("m", [1, 16, 64])
 @pytest.mark.parametrize("form", ["int4_g128", "nf4_g64"])
 def test_an_outlier_in_a_long_row_keeps_the_error(form: str, m: int, kind: torch.dtype) -> None:
     it = case(form, m, 256, 28672, kind)
@@ -114,7 +142,7 @@ def test_an_outlier_in_a_long_row_keeps_the_error(form: str, m: int, kind: torch
     assert it.error(it.layer(it.x)) <= LIMIT[kind]
 
 
-@pytest.mark.parametrize("m", [1, 16])
+@pytest.mark.parametrize("m", [1, 16, 17, 64, 128, 512])
 @pytest.mark.parametrize("form", ["int4_g128", "nf4_g64"])
 def test_what_is_not_finite_stays_in_its_row(form: str, m: int) -> None:
     it = case(form, m, 256, 1536)
@@ -125,19 +153,24 @@ def test_what_is_not_finite_stays_in_its_row(form: str, m: int) -> None:
     assert torch.equal(y[1:], clean[1:])
 
 
-@pytest.mark.parametrize("m", [1, 16])
+@pytest.mark.parametrize("m", [1, 16, 17, 64, 128, 512])
 @pytest.mark.parametrize("form", ["int4_g128", "nf4_g64"])
-def test_forty_calls_are_equal_bit_for_bit_over_poisoned_outputs(form: str, m: int) -> None:
+def test_forty_calls_are_equal_bit_for_bit_over_poisoned_outputs(form: str, m: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So is what lives between the functions of a kernel: partial sums, the dense weight."""
+    plain = launch._workspace
+    poisoned = lambda *call: {name: each.fill_(torch.nan) for name, each in plain(*call).items()}  # noqa: E731
+    monkeypatch.setattr(launch, "_workspace", poisoned)
     it = case(form, m, 1021, 4096)
     kernel = w4gen.compile(f"{m}x4096x1021", form, arch="sm_90" if torch.cuda.get_device_capability() == (9, 0) else "")
     run = w4gen.bind(kernel)  # y is full of NaN before every launch
+    assert len(kernel.pieces) == (2 if kernel.name == "gemm" else 1), "k is shared by programs"
     weight = it.layer.weight
     first = run(it.x, weight)
     assert it.error(first) <= LIMIT[torch.float16]
     assert all(torch.equal(first, run(it.x, weight)) for _ in range(40))
 
 
-@pytest.mark.parametrize("m", [1, 16])
+@pytest.mark.parametrize("m", [1, 16, 64, 512])
 @pytest.mark.parametrize("form", ["int4_g128", "nf4_g64"])
 def test_a_warmed_layer_is_captured_in_a_cuda_graph(form: str, m: int) -> None:
     it = case(form, m, 4096, 4096)
@@ -156,11 +189,10 @@ def test_a_warmed_layer_is_captured_in_a_cuda_graph(form: str, m: int) -> None:
     assert it.error(y) <= LIMIT[torch.float16]
 
 
-@pytest.mark.parametrize("m", [17, 64])
 @pytest.mark.parametrize("form", ["int4_g128", "nf4_g64"])
-def test_above_the_buckets_the_fallback_answers_and_says_so(form: str, m: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_above_the_buckets_the_fallback_answers_and_says_so(form: str, caplog: pytest.LogCaptureFixture) -> None:
     ops.LAUNCHES.clear()
-    it = case(form, m, 512, 1000, bias=True)
+    it = case(form, 2**20 + 1, 16, 100, bias=True)
     with caplog.at_level(logging.WARNING, "w4gen"):
         y = it.layer(it.x)
         assert torch.equal(it.layer(it.x), y)
@@ -168,7 +200,7 @@ def test_above_the_buckets_the_fallback_answers_and_says_so(form: str, m: int, c
     assert len(caplog.records) == 1
 
 
-@pytest.mark.parametrize("m", [1, 5])
+@pytest.mark.parametrize("m", [1, 5, 40, 200])
 @pytest.mark.parametrize("shift", [1, 4])
 def test_a_misaligned_x_gives_the_same_bits(m: int, shift: int) -> None:
     it = case("int4_g128", m, 256, 1536)
@@ -195,7 +227,7 @@ def test_x_of_any_shape(how: str) -> None:
         assert it.error(y.reshape(-1, 256), x.reshape(-1, 1536)) <= LIMIT[torch.float16]
 
 
-@pytest.mark.parametrize("m", [1, 3])
+@pytest.mark.parametrize("m", [1, 3, 40, 200])
 def test_a_side_stream_is_used(m: int) -> None:
     it = case("int4_g128", m, 256, 1536)
     expected = it.layer(it.x)
@@ -221,7 +253,17 @@ def test_no_compile_inside_a_warmed_bucket(monkeypatch: pytest.MonkeyPatch) -> N
         assert it.error(it.layer(it.x[:m]), it.x[:m]) <= LIMIT[torch.float16]
 
 
-def test_a_compiled_model_is_one_graph() -> None:
-    it = case("int4_g128", 2, 256, 1536)
+def test_a_sweep_of_m_compiles_once_for_each_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    ops.LAUNCHES.clear()
+    it, asked = case("int4_g128", 300, 256, 1536), []
+    monkeypatch.setattr(ops, "compile", lambda problem, arch: asked.append(problem.m) or compile(problem, arch))
+    for m in range(17, 301):
+        assert it.error(it.layer(it.x[:m]), it.x[:m]) <= LIMIT[torch.float16]
+    assert asked == [(17, 32), (33, 64), (65, 128), (129, 2**20)]
+
+
+@pytest.mark.parametrize("m", [2, 40, 200])
+def test_a_compiled_model_is_one_graph(m: int) -> None:
+    it = case("int4_g128", m, 256, 1536)
     compiled = torch.compile(it.layer, fullgraph=True, backend="eager")
     assert torch.equal(compiled(it.x), it.layer(it.x))

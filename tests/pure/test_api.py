@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 import w4gen
 from w4gen.api import parse_shape
 from w4gen.errors import ShapeError, W4Error
+from w4gen.schedule.arch import ARCHES
 
 
 @pytest.mark.parametrize("text", ["1x1536x256", " 1X1536x256 ", "1×1536×256"])
@@ -34,7 +35,7 @@ def test_a_malformed_shape_is_refused(text: str) -> None:
         ({"shape": "1x1536x256", "arch": "sm_9"}, "unknown arch 'sm_9': the nearest is sm_90"),
         ({"shape": "1x1536x256", "dtype": "int8"}, "unknown dtype 'int8'"),
         ({"shape": "1x1536x256", "dtype": "float32"}, "float32 x is run by the fallback"),
-        ({"shape": "17x1536x256"}, "gemm"),
+        ({"shape": "17x1536x256", "dtype": "float32"}, "float32 x is run by the fallback"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(map(str, value.values())),
 )
@@ -58,15 +59,19 @@ def test_the_arch_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatch)
     assert "--arch sm_80" in w4gen.compile("1x1536x256", arch="sm_80").source
 
 
-def test_rendering_is_deterministic() -> None:
-    assert w4gen.compile("16x1536x256", "nf4_g64").source == w4gen.compile("2x1536x256", "nf4_g64").source
+@pytest.mark.parametrize(("low", "high"), [(2, 16), (17, 32), (33, 64), (65, 128), (129, 2**20)])
+@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64"])
+def test_rendering_is_deterministic(form: str, low: int, high: int) -> None:
+    """One text for all M of a bucket, every time."""
+    assert w4gen.compile(f"{high}x1536x256", form).source == w4gen.compile(f"{low}x1536x256", form).source
 
 
 def test_supports_says_why_not() -> None:
     assert w4gen.supports(m=1, n=256, k=1536, format="nf4_g64", arch="sm_90") == (True, "")
-    ok, why = w4gen.supports(m=17, n=256, k=1536)
+    assert w4gen.supports(m=17, n=256, k=1536) == (True, "")
+    ok, why = w4gen.supports(m=17, n=256, k=1536, dtype="float32")
     assert not ok
-    assert why
+    assert "float32 x is run by the fallback" in why
     ok, why = w4gen.supports(m=1, n=256, k=1536, format="nf9")
     assert (ok, "unknown format" in why) == (False, True)
 
@@ -76,7 +81,15 @@ def test_a_name_that_is_not_public_is_refused_with_those_that_are() -> None:
         w4gen.Kernels  # noqa: B018
 
 
-@pytest.mark.parametrize("m", [1, 16])
+@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64", "int4_g50", "uint4_g128_z", "int8_g128"])
+@pytest.mark.parametrize("m", [1, 2, 17, 33, 65, 129, 4096, 2**20])
+def test_every_m_has_a_kernel_on_every_arch(m: int, form: str, arch: str) -> None:
+    for dtype in ("float16", "bfloat16"):
+        assert w4gen.supports(m=m, n=256, k=1536, format=form, arch=arch, dtype=dtype) == (True, "")
+
+
+@pytest.mark.parametrize("m", [1, 16, 17, 64, 128, 129])
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (7, 13), (257, 1021), (1, 28672), (28672, 8)])
 def test_odd_shapes_compile(m: int, n: int, k: int) -> None:
     assert f"N = tl.constexpr({n})" in w4gen.compile(f"{m}x{k}x{n}", "nf4_g64").source
@@ -86,7 +99,7 @@ MORE = ["uint4_g128_z", "uint4_g50_m", "uint4_g32_zf", "int8_g128", "int8_row_z"
 
 
 @given(
-    m=st.sampled_from([1, 2, 16]),
+    m=st.sampled_from([1, 2, 16, 17, 64, 128, 4096]),
     n=st.sampled_from([1, 13, 515, 4096, 8193]),
     k=st.integers(1, 4000) | st.integers(1, 900).map(lambda words: 32 * words),
     form=st.sampled_from(["int4_g128", "nf4_g64", "int4_g32", "int4_g50", "nf4_row", "int4_g16_bf16", *MORE]),
@@ -95,4 +108,6 @@ MORE = ["uint4_g128_z", "uint4_g50_m", "uint4_g32_zf", "int8_g128", "int8_row_z"
 @settings(max_examples=200)
 def test_any_shape_compiles(m: int, n: int, k: int, form: str, dtype: str) -> None:
     """Legal but unusual shapes run (design section 10)."""
-    assert "def gemv" in w4gen.compile(f"{m}x{k}x{n}", form, dtype=dtype).source
+    kernel = w4gen.compile(f"{m}x{k}x{n}", form, dtype=dtype)
+    assert [f"def {piece.name}(" in kernel.source for piece in kernel.pieces] in ([True], [True, True])
+    assert kernel.name == ("gemv" if m == 1 else "dequant" if m > 128 else kernel.name)

@@ -7,32 +7,17 @@ import itertools
 import numpy as np
 import oracle
 import pytest
+import weights
 from hypothesis import given
 from hypothesis import strategies as st
 
 from w4gen.errors import FormatError
 from w4gen.formats import named
-from w4gen.ir.layout import Digit, Layout, matrix, pack, rows, unpack
+from w4gen.ir.layout import Layout, matrix, pack, rows, unpack
 from w4gen.schedule.arch import ARCHES, M16K16
 from w4gen.schedule.rules import WASTE, fragment_order, layout_for
 
 WORDS = np.dtype("u4")
-
-
-@st.composite
-def layouts(draw: st.DrawFn) -> Layout:
-    """Any dense order of small digits of n and k, the lowest of them inside 32-bit words."""
-    bits = draw(st.sampled_from([1, 2, 4, 8]))
-    inside, size = [], 32 // bits
-    while size > 1:
-        inside.append(draw(st.sampled_from([part for part in (2, 4, 8, 16, 32) if size % part == 0])))
-        size //= inside[-1]
-    sizes = inside + draw(st.lists(st.sampled_from([1, 2, 3, 5, 8]), min_size=1, max_size=4))
-    digits, stride = [], bits
-    for size in sizes:
-        digits.append(Digit(draw(st.sampled_from("nk")), size, stride))
-        stride *= size
-    return Layout((Digit("n", 1, 0), Digit("k", 1, 0), *draw(st.permutations(digits))), bits)
 
 
 SOME = [
@@ -74,17 +59,17 @@ def check_packing(layout: Layout) -> None:
     assert np.array_equal(unpack(layout, units, np), codes)
 
 
-@given(layouts())
+@given(weights.layouts())
 def test_random_layouts_have_one_place_per_element(layout: Layout) -> None:
     check_one_place_each(layout)
 
 
-@given(layouts())
+@given(weights.layouts())
 def test_random_layouts_pack_by_address_and_unpack(layout: Layout) -> None:
     check_packing(layout)
 
 
-@given(layouts())
+@given(weights.layouts())
 def test_a_layout_reads_what_it_writes(layout: Layout) -> None:
     assert Layout.parse(str(layout)) == layout
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import itertools
 from dataclasses import replace
 
 import networkx as nx
@@ -12,6 +14,7 @@ import weights
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from w4gen.codegen.render import render
 from w4gen.errors import FormatError, ScheduleError, ShapeError
 from w4gen.formats import named
 from w4gen.ir.interpret import interpret, offline
@@ -20,11 +23,11 @@ from w4gen.ir.lower import lower
 from w4gen.ir.problem import Problem
 from w4gen.ir.program import Builder, Program, rewrite
 from w4gen.ir.show import show
-from w4gen.ir.tile import Const, Convert, Dot, Input, Pack, Pad, Slice, Space
+from w4gen.ir.tile import Const, Convert, Dot, Input, Pack, Pad, Reduce, Slice, Space, Unpack
 from w4gen.ir.types import BF16, F16, F32, Format
 from w4gen.ir.verify import verify
 from w4gen.schedule.arch import ARCHES
-from w4gen.schedule.rules import apply, layout_for, pick
+from w4gen.schedule.rules import apply, fragment_order, pick
 from w4gen.schedule.schedule import Schedule
 
 PORTABLE = ARCHES["portable"]
@@ -68,18 +71,84 @@ def problems(draw: st.DrawFn) -> tuple[Problem, list[float]]:
 @st.composite
 def schedules(draw: st.DrawFn, problem: Problem) -> Schedule:
     """Any choice for gemv; some are not legal for the problem, and `apply` says so."""
-    unit = draw(st.sampled_from(["lanes", "mma"]))
+    unit = "lanes" if problem.m == (1, 1) else "mma"
     granule = 32 // problem.format.bits * (4 if unit == "lanes" else 1)
     return Schedule(
         template="gemv",
         unit=unit,
-        block_m=1 if problem.m == (1, 1) and unit == "lanes" else 16,
+        block_m=1 if unit == "lanes" else 16,
         block_n=draw(st.sampled_from([1, 2, 8, 32])),
         block_k=granule * draw(st.sampled_from([1, 2, 4, 16])),
         scale_at=draw(st.sampled_from(["weight", "accumulator"])),
         zero_at=draw(st.sampled_from(["weight", "accumulator"])),
-        convert_at=draw(st.sampled_from(["register", "register", "shared", "global"])),
+        convert_at=draw(st.sampled_from(["register", "register", "register", "shared", "global"])),
     )
+
+
+AFFINE = [
+    (named("int4"), oracle.INT4),
+    (named("uint4"), oracle.UINT4),
+    (named("int8"), oracle.INT8),
+    (Format("uint2", bits=2), [0.0, 1.0, 2.0, 3.0]),
+    (Format("halves", bits=2, step=0.5, origin=-1.0), [-1.0, -0.5, 0.0, 0.5]),
+]
+
+
+@st.composite
+def gemms(draw: st.DrawFn) -> tuple[Problem, list[float], Schedule]:
+    """Problems that the gemm template answers, with any tile and any number of programs that share k."""
+    form, values = draw(st.sampled_from(AFFINE))
+    form = replace(form, group=draw(st.sampled_from([16, 32, 48, 64, 128, -1])), scale=draw(st.sampled_from([F16, BF16, F32])))
+    n, k, m = draw(st.integers(1, 150)), draw(st.integers(1, 600)), draw(st.integers(2, 40))
+    x = draw(st.sampled_from([F16, BF16] if form.bits < 8 else [F16]))
+    layout = rows(n, k, form.bits, 16)
+    problem = Problem(m=(2, m), n=n, k=k, format=form, layout=layout, x=x, y=x, bias=draw(st.booleans()))
+    steps = layout.row_units() // 16
+    warps = draw(st.sampled_from([4, 8]))
+    schedule = Schedule(
+        template="gemm",
+        unit="mma",
+        side="left",
+        block_m=draw(st.sampled_from([16, 32, 64, 128])),
+        block_n=128 if warps == 8 else draw(st.sampled_from([64, 128])),
+        block_k=16 * layout.per_unit,
+        split_k=draw(st.sampled_from([share for share in range(1, steps + 1) if steps % share == 0])),
+        warps=warps,
+        stages=draw(st.sampled_from([1, 2, 3])),
+        vector=draw(st.sampled_from([2, 4])),
+        maxnreg=draw(st.sampled_from([0, 128])),
+    )
+    return problem, values, schedule
+
+
+@st.composite
+def vendors(draw: st.DrawFn) -> tuple[Problem, list[float], Schedule]:
+    """Problems in any layout, in which units hold both n and k, with any block of the weight."""
+    form, values = draw(st.sampled_from(FAMILIES))
+    form = replace(form, group=draw(st.sampled_from([3, 16, 50, 64, -1])), scale=draw(st.sampled_from([F16, BF16, F32])))
+    form = form if form.zero is None else replace(form, zero=draw(st.sampled_from([F16, BF16, F32])))
+    kind = draw(st.sampled_from(["any", "any", "rows", "fragments"]))
+    if kind == "any":
+        layout = draw(weights.layouts((form.bits,)))
+        n, k = (draw(st.integers(max(1, layout.size(axis) // 2), layout.size(axis))) for axis in "nk")
+    else:
+        n, k = draw(st.integers(1, 40)), draw(st.integers(1, 300))
+        fragments = kind == "fragments" and form.bits == 4
+        layout = fragment_order(form, PORTABLE.fragment, n, k) if fragments else rows(n, k, form.bits, 16)
+    x = draw(st.sampled_from([F16, BF16]))
+    problem = Problem(m=(2, 5), n=n, k=k, format=form, layout=layout, x=x, y=x, bias=draw(st.booleans()))
+    schedule = Schedule(
+        template="dequant",
+        unit="vendor",
+        convert_at="global",
+        scale_at="weight",
+        zero_at="weight",
+        block_n=draw(st.sampled_from([1, 4, 32])),
+        block_k=draw(st.sampled_from([16, 128, 512])),
+    )
+    for size, held, block in ((n, layout.size("n"), schedule.block_n), (k, layout.size("k"), schedule.block_k)):
+        assume(-(-held // block) == -(-size // block))  # remove with the xfail of `test_blocks_beyond_the_crop…`
+    return problem, values, schedule
 
 
 @given(problems())
@@ -107,8 +176,21 @@ def test_every_legal_schedule_keeps_the_meaning(data: st.DataObject) -> None:
     assert oracle.error(y, plain.astype(np.float64), case.typical) <= 3.01 * half
 
 
+@given(gemms() | vendors())
+def test_every_gemm_and_every_dequantization_keeps_the_meaning(asked: tuple[Problem, list[float], Schedule]) -> None:
+    """None is refused; the text of each is rendered, so that its ledger holds too."""
+    problem, values, schedule = asked
+    program = verify(apply(lower(problem), schedule, PORTABLE), replace(PORTABLE, registers=10**6), schedule.warps)
+    assert ast.parse(render(program, schedule, "portable").source)
+    case = weights.case(problem, values)
+    y, plain = interpret(program, case.data), interpret(lower(problem), case.data)
+    half = oracle.HALF_UNIT[problem.y.name]
+    assert case.error(y) <= 2.01 * half
+    assert oracle.error(y, plain.astype(np.float64), case.typical) <= 3.01 * half
+
+
 @pytest.mark.parametrize("x", [F16, BF16], ids=str)
-@pytest.mark.parametrize("m", [(1, 1), (2, 16)], ids=str)
+@pytest.mark.parametrize("m", [(1, 1), (2, 16), (17, 32), (33, 64), (65, 128), (129, 140)], ids=str)
 @pytest.mark.parametrize("name", ["int4_g128", "nf4_g64", "int4_g50", "nf4_row", "int4_g32_f32", "nf4_g16_bf16", *MORE])
 @pytest.mark.parametrize(("n", "k"), [(64, 512), (37, 331)])
 def test_what_the_rules_pick_is_within_the_limit(name: str, m: tuple[int, int], x: object, n: int, k: int) -> None:
@@ -116,11 +198,13 @@ def test_what_the_rules_pick_is_within_the_limit(name: str, m: tuple[int, int], 
     problem = Problem(m=m, n=n, k=k, format=form, x=x, y=x, bias=True)
     case = weights.case(problem, oracle.VALUES[form.name])
     program = lower(problem)
-    y = interpret(apply(program, pick(program, PORTABLE), PORTABLE), case.data)
-    assert oracle.error(y, case.truth) <= oracle.LIMIT[x.name]
+    schedule = pick(program, PORTABLE)
+    y = interpret(apply(program, schedule, PORTABLE), case.data)
+    rounded = schedule.unit == "vendor" and form.bits == 8  # each weight to x's type, as y is: 2.97e-4 on average in f16
+    assert oracle.error(y, case.truth) <= (1.05 if rounded else 1) * oracle.LIMIT[x.name]
 
 
-@pytest.mark.parametrize("m", [(1, 1), (2, 16)], ids=str)
+@pytest.mark.parametrize("m", [(1, 1), (2, 16), (17, 20), (129, 140)], ids=str)
 @pytest.mark.parametrize("x", [F16, BF16], ids=str)
 @pytest.mark.parametrize("name", ["uint4_g128_z", "uint4_g50_z", "int8_g64_z", "uint4_g64_zf"])
 def test_codes_that_are_the_zero_give_exact_zeros(name: str, x: object, m: tuple[int, int]) -> None:
@@ -148,8 +232,9 @@ def test_a_zero_is_where_its_mode_lets_it_be(name: str, nodes: set[str], m: tupl
 
 
 def ladder() -> tuple[Problem, Program]:
-    """Ladder's own example: x f16[32, 63] times the transpose of w nf4[32, 63]."""
-    problem = Problem(m=(32, 32), n=32, k=63, format=named("nf4_g64"))
+    """Ladder's own example: x f16[32, 63] times the transpose of w nf4[32, 63], stored as a matrix instruction takes it."""
+    form = named("nf4_g64")
+    problem = Problem(m=(32, 32), n=32, k=63, format=form, layout=fragment_order(form, PORTABLE.fragment, 32, 63))
     program = lower(problem)
     return problem, apply(program, pick(program, PORTABLE), PORTABLE)
 
@@ -159,11 +244,16 @@ def test_ladders_example_is_padded_sliced_converted_and_mapped() -> None:
     assert program.tile("codes.pad").sizes == {"n": 32, "k": 64}
     stored = program.op("codes.stored")
     assert isinstance(stored, Pack)
-    assert stored.layout == layout_for(problem.format, PORTABLE, 32, 63, "gemm") != rows(32, 63, 4)
+    assert stored.layout == problem.layout != rows(32, 63, 4)
+    assert stored.layout.row_units() is None, "a word holds two rows"
     assert "codes.stored" in program.offline
+    assert program.op("codes.view") == Unpack(stored.layout)
     per_call = [type(program.op(name)) for name in program.per_call]
-    assert {Slice, Convert, Dot} <= set(per_call)
-    assert all(program.tile(name).sizes["k"] == 64 for name in ("x.pad", "w.tile", "x.tile"))
+    assert {Unpack, Slice, Convert, Dot} <= set(per_call)
+    path = ["codes.view", "w.tile", "w.value", "w", "w.dense", "acc"]
+    assert all(a in nx.ancestors(program.graph, b) for a, b in itertools.pairwise(path))
+    assert program.tile("codes.view").sizes == {"n": 32, "k": 64}
+    assert program.tile("w.dense").sizes == {"n": 32, "k": 63}
 
 
 def test_ladders_example_gives_the_truth() -> None:
@@ -174,7 +264,8 @@ def test_ladders_example_gives_the_truth() -> None:
 
 
 @pytest.mark.parametrize(
-    "word", ["pad k=64", "slice n=n*16+16", "convert", "map to", "offline, once per weight", "kernel 0", "kept"]
+    "word",
+    ["pad k=64", "slice n=n*4+4", "convert", "map to n8@512,n2@4", "map from", "offline, once per weight", "kernel 1", "kept"],
 )
 def test_ladders_example_is_shown(word: str) -> None:
     assert word in show(ladder()[1])
@@ -231,16 +322,59 @@ def test_a_weight_in_registers_gives_one_kernel() -> None:
     assert program.kernels[0][-1] == "y"
 
 
-@pytest.mark.parametrize("name", ["int4_g128", "nf4_g64"])
+VENDOR = Schedule(template="dequant", unit="vendor", block_n=4, block_k=512, scale_at="weight", convert_at="global")
+SPLIT = Schedule(template="gemm", unit="mma", side="left", block_m=16, block_n=64, block_k=128, split_k=2)
+
+
+@pytest.mark.parametrize("name", ["int4_g128", "nf4_g64", "uint4_g64_z"])
 def test_a_weight_in_global_memory_gives_two_kernels(name: str) -> None:
-    """Dequantize, then multiply: the first ends in `w`, the second reads it; together they are all of the per-call part."""
-    program = apply(program_of(format=named(name)), Schedule(template="gemv", convert_at="global"), PORTABLE)
+    """Dequantize, then multiply: ours ends in the dense weight, the vendor's reads it; together they are all of the call."""
+    program = apply(program_of(format=named(name), m=(2, 16), bias=True), VENDOR, PORTABLE)
     first, second = program.kernels
-    assert (first[-1], second[-1]) == ("w", "y")
-    assert program.tile("w").space is Space.GLOBAL
+    assert first[-1] == "w.dense"
+    assert second == ["acc", "y"]
+    assert program.ours == [first]
+    assert program.op("acc") == Dot(("k",), "vendor")
+    assert program.tile("w.dense").space is Space.GLOBAL
+    assert program.operands("acc") == {"w": "w.dense", "x": "x"}
     assert not set(first) & set(second)
-    inputs = program.of(Input)
-    assert set(first) | set(second) | set(inputs) == set(program.per_call)
+    assert set(first) | set(second) | set(program.of(Input)) == set(program.per_call)
+
+
+@pytest.mark.xfail(strict=True, raises=ValueError, reason="ir.interpret: a Store's block that starts beyond the crop", run=True)
+@pytest.mark.parametrize("n", [2, 3])
+def test_blocks_beyond_the_crop_of_a_store_write_nothing(n: int) -> None:
+    """Rows of a layout that are all padding, in blocks of their own."""
+    form = named("nf4_g64")
+    problem = Problem(m=(17, 20), n=n, k=64, format=form, layout=fragment_order(form, PORTABLE.fragment, n, 64))
+    program, case = lower(problem), weights.case(problem, oracle.NF4)
+    y = interpret(apply(program, pick(program, PORTABLE), PORTABLE), case.data)
+    assert case.error(y) <= 2.01 * oracle.HALF_UNIT["f16"]
+
+
+def test_partial_sums_in_global_memory_give_two_kernels() -> None:
+    """Each program sums its share of the steps; a second kernel of ours adds the shares, then the bias."""
+    program = apply(program_of(m=(2, 16), bias=True), SPLIT, PORTABLE)
+    first, second = program.kernels
+    assert (first[-1], second[-1]) == ("parts", "y")
+    assert program.ours == [first, second]
+    assert program.tile("parts").sizes == {"part": 2, "m": 16, "n": 64}
+    assert program.tile("parts").space is Space.GLOBAL
+    assert program.op("parts") == Reduce(("span",), "step", 2)
+    assert program.op("acc") == Reduce(("part",))
+    assert {"bias.tile", "acc", "y"} <= set(second)
+
+
+def test_partial_sums_are_of_steps_in_rotation() -> None:
+    """Share i of two sums steps i, i + 2, …: with all other x zero, only one share is not zero, and so is y the same."""
+    problem = program_of(m=(2, 16), k=512).problem
+    program = apply(lower(problem), replace(SPLIT, split_k=4), PORTABLE)
+    case = weights.case(problem, oracle.INT4)
+    for step in range(4):
+        x = np.zeros_like(case.data["x"])
+        x[:, 128 * step : 128 * step + 128] = case.data["x"][:, 128 * step : 128 * step + 128]
+        truth = oracle.linear(x, case.w)
+        assert oracle.error(interpret(program, case.data | {"x": x}), truth) <= oracle.LIMIT["f16"]
 
 
 def test_offline_and_per_call_parts_are_all_of_a_program() -> None:

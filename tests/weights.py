@@ -1,4 +1,4 @@
-"""Random data for programs, as NumPy arrays, with its truth from the oracle."""
+"""Random layouts, and random data for programs as NumPy arrays, with its truth from the oracle."""
 
 from __future__ import annotations
 
@@ -6,10 +6,28 @@ from dataclasses import dataclass
 
 import numpy as np
 import oracle
+from hypothesis import strategies as st
 
+from w4gen.ir.layout import Digit, Layout
 from w4gen.ir.problem import Problem
 
 ROUND = {"f16": np.float16, "bf16": oracle.to_bf16, "f32": np.float32}
+
+
+@st.composite
+def layouts(draw: st.DrawFn, widths: tuple[int, ...] = (1, 2, 4, 8)) -> Layout:
+    """Any dense order of small digits of n and k, the lowest of them inside 32-bit words."""
+    bits = draw(st.sampled_from(widths))
+    inside, size = [], 32 // bits
+    while size > 1:
+        inside.append(draw(st.sampled_from([part for part in (2, 4, 8, 16, 32) if size % part == 0])))
+        size //= inside[-1]
+    sizes = inside + draw(st.lists(st.sampled_from([1, 2, 3, 5, 8]), min_size=1, max_size=4))
+    digits, stride = [], bits
+    for size in sizes:
+        digits.append(Digit(draw(st.sampled_from("nk")), size, stride))
+        stride *= size
+    return Layout((Digit("n", 1, 0), Digit("k", 1, 0), *draw(st.permutations(digits))), bits)
 
 
 @dataclass(frozen=True)
