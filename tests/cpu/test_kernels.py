@@ -206,13 +206,7 @@ def test_fragments_are_read_by_any_m(form: str, m: int, kind: torch.dtype, poiso
     assert case.error(y) <= 1.05 * case.limit  # each weight is rounded, as y is
 
 
-ANY = [
-    ("int4", oracle.INT4),
-    ("nf4", oracle.NF4),
-    ("int8", oracle.INT8),
-    (cases.UINT2, cases.OWN["uint2"]),
-    ("uint4_m", oracle.UINT4),
-]
+ANY = ("int4_g128", "nf4_g64", "int8_g128", cases.UINT2, "uint4_g32_m")
 
 
 @hypothesis.settings(max_examples=25)
@@ -571,7 +565,6 @@ def test_a_rendered_file_that_reads_fragments_checks_itself(
     assert "checked" in capsys.readouterr().out
 
 
-@pytest.mark.xfail(strict=True, reason="gemm takes the order of the codes of a word for granted, and pick gives it such a layout")
 def test_codes_in_another_order_within_their_word() -> None:
     case = cases.call("int4_g128", 20, 64, 256)
     case = replace(case, w=case.w.packed_as(Layout.parse("n64@1024,k16@32,k2@16,k4@4,k2@512;4/32")))

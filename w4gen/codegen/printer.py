@@ -12,6 +12,7 @@ from w4gen.codegen.index import suffixed
 from w4gen.errors import TemplateError
 from w4gen.ir.program import Program
 from w4gen.ir.tile import Convert, Dot, Field, Reduce, Slice
+from w4gen.ir.types import F32
 from w4gen.schedule.rewrite import GROUPED
 from w4gen.schedule.schedule import IN_PROGRAM, Schedule
 
@@ -35,6 +36,7 @@ class Printer:
     def __init__(self, program: Program, schedule: Schedule) -> None:
         self.program, self.schedule = program, Choices(schedule)
         self.ledger: Counter[str] = Counter()
+        self.written = 0
         user = "part" if "part" in program.graph else "w.dense"
         roles = {"w": "w", "x": "x"} if user == "part" else {"w": "of"}
         self.chains = {operand: tl.chain(program, program.operands(user)[role]) for operand, role in roles.items()}
@@ -173,6 +175,8 @@ class Printer:
                 raise TemplateError(
                     f"{template} prints {name} ({self.program.op(name)}) {self.ledger[name]} times, not {expected}"
                 )
+        if self.written != (expected := int("parts" in self.program.graph)):
+            raise TemplateError(f"{template} prints parts (its store) {self.written} times, not {expected}")
         for field in fields(Schedule):
             if field.name not in self.schedule.read and getattr(self.schedule._schedule, field.name) != field.default:
                 raise TemplateError(f"{template} never reads {field.name} of the schedule: leave it at {field.default}")
@@ -253,6 +257,7 @@ class GemmPrinter(Printer):
         """Round and write, or write the partial sums."""
         if "parts" not in self.program.graph:
             return super().store()
+        self.written += 1
         at = "(share * m_count + m[None, :]) * N + n[:, None]"
         return f"tl.store(parts_ptr + {at}, parts, mask=(m[None, :] < m_count) & (n[:, None] < N))"
 
@@ -260,6 +265,8 @@ class GemmPrinter(Printer):
         """The second kernel's lines: add the partial sums of `at` in order, round, write."""
         program, roles = self.program, self.program.operands(self.out)
         self.ledger.update(["acc", self.out])
+        if program.op("acc") != Reduce(("part",)) or program.tile("acc").element != F32:
+            raise TemplateError(f"acc ({program.op('acc')}) is not the f32 sum over part that this function adds up")
         lines = [
             "acc = tl.load(parts_ptr + at, mask=inside, other=0.0)",
             "for share in tl.static_range(1, SPLIT):",

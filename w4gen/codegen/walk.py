@@ -139,7 +139,7 @@ class Natural(Walk):
 
     def split(self, layout: Layout) -> Index:
         run = next(digit.size for digit in layout.digits if digit.axis == "k")
-        if run != self.program.tile("w.tile").sizes["word"]:
+        if not layout.natural or run != self.program.tile("w.tile").sizes["word"]:
             raise TemplateError(
                 f"a step of {self.program.tile('w.tile').sizes['word']} words does not hold whole runs of {run} k"
             )

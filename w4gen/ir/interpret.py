@@ -96,6 +96,8 @@ class _Run:
             order = [self.program.tile(self.program.source(name)).axes.index(axis) for axis in tile.axes]
             block = block.transpose(order)
             corner = [turn * size for turn, size in zip(place, block.shape, strict=True)]
+            if any(c >= end for c, end in zip(corner, whole.shape, strict=True)):
+                continue  # rows of the layout that are all padding
             window = tuple(slice(c, min(c + s, end)) for c, s, end in zip(corner, block.shape, whole.shape, strict=True))
             whole[window] = block[tuple(slice(0, w.stop - w.start) for w in window)]
         return whole

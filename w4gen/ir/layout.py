@@ -97,6 +97,13 @@ class Layout:
             weight *= digit.size
         return tuple(places)
 
+    @property
+    def natural(self) -> bool:
+        """Whether a block of `run` words, read one code position after the other, holds neighbouring k in order."""
+        run = next(digit.size for digit in self.digits if digit.axis == "k")
+        inside = [place for place in self.places("k") if place.source == "code" and place.modulo != 1]
+        return all(place.weight == run * place.divide for place in inside) and self.row_units() is not None
+
     def index(self, axis: str, word: Any, code: Any) -> Any:
         """The index along `axis` of element `code` of unit `word` of a row."""
         total = 0

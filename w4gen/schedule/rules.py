@@ -81,7 +81,8 @@ FUSED = 128
 
 def _dense(problem: Problem) -> Schedule:
     """Dequantize the whole weight, then the vendor's matmul: any layout and format, and the choice for large M."""
-    return Schedule(template="dequant", block_n=4, block_k=512, unit="vendor", scale_at="weight", convert_at="global")
+    block_n = 4 if problem.n <= 4 * 65535 else 64  # a grid has no more programs along its second axis
+    return Schedule(template="dequant", block_n=block_n, block_k=512, unit="vendor", scale_at="weight", convert_at="global")
 
 
 def _gemm_reads(problem: Problem, layout: Layout) -> bool:
@@ -92,6 +93,7 @@ def _gemm_reads(problem: Problem, layout: Layout) -> bool:
         problem.format.codebook is None
         and problem.format.zero is None
         and run == 16
+        and layout.natural
         and problem.format.bits <= problem.x.mantissa
         and group % 16 == 0
     )
