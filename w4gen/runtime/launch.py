@@ -77,13 +77,23 @@ def _workspace(kernel: Kernel, makes: set[str], m: int, n: int, x: torch.Tensor)
 
 
 def _multiply(y: torch.Tensor, x: torch.Tensor, dense: torch.Tensor, bias: torch.Tensor | None) -> None:
-    """The vendor's matmul with f32 sums, the bias added before rounding; on a CPU in f32 throughout."""
+    """The vendor's matmul with f32 sums, the bias added before rounding; on a CPU in f32 throughout.
+
+    PyTorch lets cuBLAS add up shares of k in 16 bits, which costs as much accuracy as a rounding: switched off for the call.
+    """
     if x.device.type == "cpu":
         y.copy_(torch.nn.functional.linear(x.float(), dense.float(), None if bias is None else bias.float()))
-    elif bias is None:
-        torch.mm(x, dense.T, out=y)
-    else:
-        torch.addmm(bias, x, dense.T, out=y)
+        return
+    matmul = torch.backends.cuda.matmul
+    allowed = matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction
+    matmul.allow_fp16_reduced_precision_reduction = matmul.allow_bf16_reduced_precision_reduction = False
+    try:
+        if bias is None:
+            torch.mm(x, dense.T, out=y)
+        else:
+            torch.addmm(bias, x, dense.T, out=y)
+    finally:
+        matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction = allowed
 
 
 def bind(kernel: Kernel) -> Callable[..., torch.Tensor]:
