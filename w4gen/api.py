@@ -50,16 +50,7 @@ def supports(
 ) -> tuple[bool, str]:
     """Whether a kernel answers, and if not why: then the fallback (dequantize, matmul) does."""
     try:
-        why = refusal(problem_of(m=m, n=n, k=k, format=format, dtype_name=dtype), arches.arch(arch))
+        pipeline.compile(problem_of(m=m, n=n, k=k, format=format, dtype_name=dtype), arches.arch(arch))
     except W4Error as error:
-        why = str(error)
-    return not why, why
-
-
-def refusal(problem: Problem, arch: arches.Arch) -> str:
-    """Why no kernel answers a problem; empty where one does."""
-    try:
-        pipeline.compile(problem, arch)
-    except W4Error as error:
-        return str(error)
-    return ""
+        return False, str(error)
+    return True, ""

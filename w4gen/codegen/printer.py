@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from itertools import dropwhile, takewhile
 from typing import Any
@@ -32,6 +33,7 @@ class Printer:
     """What a template can call. Every call prints the nodes on one operand's path and enters them in the ledger."""
 
     SIDE = "right"
+    WALKS: Mapping[str, type[walk.Walk]] = {}
 
     def __init__(self, program: Program, schedule: Schedule) -> None:
         self.program, self.schedule = program, Choices(schedule)
@@ -88,7 +90,7 @@ class Printer:
             ("SPANS", self.spans, "stretches of a word's codes under one scale"),
             ("CODES", program.tile("w.codes").sizes["code"], "codes of a stretch"),
         ]
-        return "\n".join(f"{name} = tl.constexpr({value})  # {why}" for name, value, why in rows)
+        return _constants(rows)
 
     def magic(self) -> str:
         """A constant that decoding needs in a register."""
@@ -99,19 +101,22 @@ class Printer:
 
         A zero that a template has not loaded is loaded where it is first used.
         """
-        names = self.chains[operand]
-        last = max(index for index, name in enumerate(names) if isinstance(self.program.op(name), Slice))
-        lines = self.view(names[: last + 1], f", {extra}" if extra else "")
+        seen, rest = self.parted(operand)
+        lines = self.view(seen, f", {extra}" if extra else "", self.WALKS.get(operand, walk.Walk))
         if operand != "w":
-            lines += [line for name in names[last + 1 :] for line in self.node(name)]
+            lines += [line for name in rest for line in self.node(name)]
         return "\n".join(lines)
 
     def decode(self, operand: str) -> str:
         """Turn the codes of `w` into values, up to their scale."""
+        unscaled = takewhile(lambda name: "scale" not in self.program.operands(name), self.parted(operand)[1])
+        return "\n".join(line for name in unscaled for line in self.node(name))
+
+    def parted(self, operand: str) -> tuple[list[str], list[str]]:
+        """The nodes on an operand's path that its load reads through, and those that compute with what it loaded."""
         names = self.chains[operand]
         last = max(index for index, name in enumerate(names) if isinstance(self.program.op(name), Slice))
-        rest = takewhile(lambda name: "scale" not in self.program.operands(name), names[last + 1 :])
-        return "\n".join(line for name in rest for line in self.node(name))
+        return names[: last + 1], names[last + 1 :]
 
     def zeros(self, loop: str, *names: str) -> str:
         """Sums over the turns of `loop` that start at zero; names that the program does not have are left out."""
@@ -156,10 +161,10 @@ class Printer:
         self.ledger[out] += 1
         return "\n".join(lines)
 
-    def view(self, names: list[str], extra: str = "") -> list[str]:
+    def view(self, names: list[str], extra: str = "", way: type[walk.Walk] = walk.Walk) -> list[str]:
         """One load through the slices, pads and maps `names`."""
         self.ledger.update(names)
-        return walk.Walk(self.program, names[-1], self.spans).load(names[-1], extra)
+        return way(self.program, names[-1], self.spans).load(names[-1], extra)
 
     def node(self, name: str) -> list[str]:
         zero = self.program.operands(name).get("zero")
@@ -194,7 +199,7 @@ class DensePrinter(Printer):
             ("BLOCK_N", self.blocks["n"], "outputs per program"),
             ("BLOCK_K", self.blocks["k"], "inputs per program"),
         ]
-        return "\n".join(f"{name} = tl.constexpr({value})  # {why}" for name, value, why in rows)
+        return _constants(rows)
 
     def store(self) -> str:
         """Round and write a block of the weight."""
@@ -213,6 +218,8 @@ class GemmPrinter(Printer):
     """
 
     SIDE = "left"
+    WALKS: Mapping[str, type[walk.Walk]] = {"w": walk.Gathered, "x": walk.Natural}
+    """w in the order of the instruction; x with its k in natural order, as 16 words hold it."""
 
     def calls(self) -> dict[str, Any]:
         pair_bits, pair_type = tl.paired(self.program)
@@ -234,17 +241,7 @@ class GemmPrinter(Printer):
             ("IN_HALF", min(codes, per_half), "codes of a stretch in each half word"),
             ("SPLIT", split, "programs that share k"),
         ]
-        return super().constants() + "\n" + "\n".join(f"{name} = tl.constexpr({value})  # {why}" for name, value, why in rows)
-
-    def load(self, operand: str, extra: str = "") -> str:
-        """w in the order of the instruction; x with its k in natural order, as 16 words hold it; others as they are."""
-        names = self.chains[operand]
-        last = max(index for index, name in enumerate(names) if isinstance(self.program.op(name), Slice))
-        self.ledger.update(names[: last + 1])
-        way = (walk.Gathered if operand == "w" else walk.Natural if operand == "x" else walk.Walk)(
-            self.program, names[last], self.spans
-        )
-        return "\n".join(way.load(names[last], f", {extra}" if extra else ""))
+        return super().constants() + "\n" + _constants(rows)
 
     def decode(self, operand: str) -> str:
         """Turn pairs of codes into the left operand, [BLOCK_N, 16 k for each code of a stretch]."""
@@ -276,6 +273,11 @@ class GemmPrinter(Printer):
             self.ledger.update(tl.chain(program, roles["bias"]))
             lines.append("acc += tl.load(bias_ptr + at % N, mask=inside, other=0.0).to(tl.float32)")
         return "\n".join([*lines, f"tl.store(y_ptr + at, acc.to({tl.type_of(program.tile(self.out))}), mask=inside)"])
+
+
+def _constants(rows: Iterable[tuple[str, int, str]]) -> str:
+    """Lines of name, value and what it is."""
+    return "\n".join(f"{name} = tl.constexpr({value})  # {why}" for name, value, why in rows)
 
 
 PRINTERS = {"gemv": Printer, "gemm": GemmPrinter, "dequant": DensePrinter}

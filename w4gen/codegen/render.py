@@ -95,12 +95,12 @@ def render(program: Program, schedule: Schedule, arch: str, folder: Path | None 
             problem=problem,
             program=program,
             schedule=printer.schedule,
+            flat=FLAT,
             has=lambda tile: tile in program.graph,
             **printer.calls(),
         )
     except jinja2.TemplateNotFound as error:
-        m = f"M={problem.m[1]}" if problem.m[0] == problem.m[1] else f"M={problem.m[0]}..{problem.m[1]}"
-        raise TemplateError(f"{m} has no kernel yet, there is no {name}: such calls are dequantized and multiplied") from error
+        raise TemplateError(f"there is no template {name} in {folder or paths.templates()}") from error
     except jinja2.TemplateError as error:
         raise TemplateError(f"{name}: {error}") from error
     printer.settle(name)

@@ -109,7 +109,6 @@ class Walk:
         lines, mask = list(self.lines), ""
         if self.masks:  # a mask has the shape of the tile, so the address must have it too
             where = " + ".join([where, *(f"{suffixed(a, (a,), self.dims)} * 0" for a in self.dims if a not in self.address.axes)])
-        if self.masks:
             zero = "0" if self.program.tile(self.memory).element == I32 else "0.0"
             inside = self.masks[0] if len(self.masks) == 1 else " & ".join(f"({each})" for each in self.masks)
             if len(self.masks) > 1 or extra:
@@ -138,11 +137,9 @@ class Natural(Walk):
         return ("m", "k")
 
     def split(self, layout: Layout) -> Index:
-        run = next(digit.size for digit in layout.digits if digit.axis == "k")
-        if not layout.natural or run != self.program.tile("w.tile").sizes["word"]:
-            raise TemplateError(
-                f"a step of {self.program.tile('w.tile').sizes['word']} words does not hold whole runs of {run} k"
-            )
+        words = self.program.tile("w.tile").sizes["word"]
+        if not layout.natural or layout.run != words:
+            raise TemplateError(f"a step of {words} words does not hold whole runs of {layout.run} k")
         self.index.pop("word")
         return Index((Term("k", ("k",)),))
 

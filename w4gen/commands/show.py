@@ -8,11 +8,9 @@ from typing import Any
 
 import click
 
-from w4gen import api
-from w4gen.commands.question import answer, as_json, asked, picked, question, tell, trial
+from w4gen.commands.question import answer, as_json, asked, question, tell, trial
 from w4gen.ir.lower import lower
 from w4gen.ir.show import show as show_program
-from w4gen.schedule.rules import apply
 
 
 @click.command()
@@ -23,16 +21,10 @@ from w4gen.schedule.rules import apply
 def show(what: str, as_json: bool, schedule: str, templates: Path | None, **options: Any) -> None:
     """Show the program (ir), the schedule or the text of a kernel."""
     problem, arch, _ = asked(**options)
-    if what == "ir" and not schedule and templates is None and api.refusal(problem, arch):
-        # no template yet, but the program can be looked at
-        chosen = picked(problem, arch)[0]
-        program = apply(lower(problem), chosen, arch)
-        text = ""
-    else:
-        kernel = answer(problem, arch, schedule, templates)
-        chosen, program, text = kernel.schedule, kernel.program, kernel.source
+    kernel = answer(problem, arch, schedule, templates)
+    chosen, text = kernel.schedule, kernel.source
     if what == "ir":
-        facts = {"logical": show_program(lower(problem)), "schedule": str(chosen), "scheduled": show_program(program)}
+        facts = {"logical": show_program(lower(problem)), "schedule": str(chosen), "scheduled": show_program(kernel.program)}
         text = "logical\n{logical}\n\nscheduled: {schedule}\n{scheduled}".format(**facts)
     elif what == "schedule":
         facts, text = {field.name: getattr(chosen, field.name) for field in fields(chosen)}, str(chosen)

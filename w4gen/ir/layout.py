@@ -98,11 +98,15 @@ class Layout:
         return tuple(places)
 
     @property
+    def run(self) -> int:
+        """The lowest digit of k: in rows, the neighbouring k that lie at one position of as many words."""
+        return next(digit.size for digit in self.digits if digit.axis == "k")
+
+    @property
     def natural(self) -> bool:
         """Whether a block of `run` words, read one code position after the other, holds neighbouring k in order."""
-        run = next(digit.size for digit in self.digits if digit.axis == "k")
         inside = [place for place in self.places("k") if place.source == "code" and place.modulo != 1]
-        return all(place.weight == run * place.divide for place in inside) and self.row_units() is not None
+        return all(place.weight == self.run * place.divide for place in inside) and self.row_units() is not None
 
     def index(self, axis: str, word: Any, code: Any) -> Any:
         """The index along `axis` of element `code` of unit `word` of a row."""

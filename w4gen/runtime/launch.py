@@ -114,8 +114,9 @@ def bind(kernel: Kernel) -> Callable[..., torch.Tensor]:
             raise ShapeError(f"{w} with{'' if bias is not None else 'out'} bias does not answer the kernel's problem {problem}")
         w = w.packed_as(layout) if layout is not None else w
         y = torch.full((x.shape[0], problem.n), torch.nan, dtype=torch_dtype(problem.y), device=x.device)
-        launch = launches.setdefault(x.device, launcher(kernel, x.device))
-        launch(y, aligned(x), *w.buffers, bias, x.shape[0])
+        if x.device not in launches:
+            launches[x.device] = launcher(kernel, x.device)
+        launches[x.device](y, aligned(x), *w.buffers, bias, x.shape[0])
         return y
 
     return call

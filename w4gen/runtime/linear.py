@@ -23,27 +23,19 @@ def linear(x: torch.Tensor, w: Weight, bias: torch.Tensor | None = None, out: to
     """
     _check(x, w.k, w.n, w.codes.device, bias, out)
     w = stored_for(w, x.device)
-    y = _call(x, *w.buffers, bias, w.n, str(w.format), str(w.layout))
+    y = _call(x, w.buffers, bias, w.n, str(w.format), str(w.layout))
     return y if out is None else out.copy_(y)
 
 
 def _call(
-    x: torch.Tensor,
-    codes: torch.Tensor,
-    scale: torch.Tensor,
-    zero: torch.Tensor | None,
-    codebook: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    n: int,
-    format: str,
-    layout: str,
+    x: torch.Tensor, buffers: tuple[torch.Tensor | None, ...], bias: torch.Tensor | None, n: int, format: str, layout: str
 ) -> torch.Tensor:
     """The op, for x of any number of dimensions and rows."""
     rows = x.reshape(-1, x.shape[-1])
     if rows.shape[0] == 0:
         return x.new_empty((*x.shape[:-1], n))
     bias = bias if bias is None or bias.dtype == x.dtype else bias.to(x.dtype)
-    return torch.ops.w4gen.linear(rows, codes, scale, zero, codebook, bias, n, format, layout).reshape(*x.shape[:-1], n)
+    return torch.ops.w4gen.linear(rows, *buffers, bias, n, format, layout).reshape(*x.shape[:-1], n)
 
 
 def _check(
@@ -100,7 +92,7 @@ class Linear(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         _check(x, self.in_features, self.out_features, self.codes.device, self.bias)
         buffers = (self.codes, self.scale, self.zero, self.codebook)
-        return _call(x, *buffers, self.bias, self.out_features, self._format, self._layout)
+        return _call(x, buffers, self.bias, self.out_features, self._format, self._layout)
 
     def get_extra_state(self) -> dict[str, str]:
         return {"format": self._format, "layout": self._layout}

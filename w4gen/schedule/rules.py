@@ -87,12 +87,11 @@ def _dense(problem: Problem) -> Schedule:
 
 def _gemm_reads(problem: Problem, layout: Layout) -> bool:
     """Whether the gemm template can read a layout: affine codes in pairs, whole k-steps of 16, one scale for each."""
-    run = next(digit.size for digit in layout.digits if digit.axis == "k")
     group = rewrite.padded_group(problem, layout)
     return (
         problem.format.codebook is None
         and problem.format.zero is None
-        and run == 16
+        and layout.run == 16
         and layout.natural
         and problem.format.bits <= problem.x.mantissa
         and group % 16 == 0
