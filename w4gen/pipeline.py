@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from w4gen import cache, knobs
@@ -14,9 +15,10 @@ from w4gen.ir.problem import Problem
 from w4gen.ir.program import Program
 from w4gen.ir.show import show
 from w4gen.ir.verify import verify
-from w4gen.schedule.arch import Arch
-from w4gen.schedule.rules import apply, pick
+from w4gen.schedule.arch import ARCHES, Arch
+from w4gen.schedule.rules import FAST, apply, pick
 from w4gen.schedule.schedule import Schedule
+from w4gen.toolchain import able
 
 
 def compile(problem: Problem, arch: Arch) -> Kernel:
@@ -26,7 +28,7 @@ def compile(problem: Problem, arch: Arch) -> Kernel:
     """
     start = time.perf_counter()
     program = lower(problem)
-    kernel = _winner(program, arch) or made(program, pick(program, arch), arch)
+    kernel = _winner(program, arch) or made(program, pick(program, able(arch)), arch)
     _tell(kernel, time.perf_counter() - start)
     return cache.store(kernel)
 
@@ -41,6 +43,15 @@ def made(program: Program, schedule: Schedule, arch: Arch, templates: Path | Non
         return render(scheduled, schedule, arch.name, templates)
     except (LookupError, StopIteration, ValueError) as error:  # a printer looked for what the program does not have
         raise TemplateError(f"{schedule.template}.py.jinja is not made for the program of this schedule") from error
+
+
+def twin(kernel: Kernel) -> Kernel:
+    """The portable kernel that stands in for a fast one and reads the same layout; of a portable kernel, itself."""
+    if kernel.schedule.template not in FAST and not kernel.schedule.overlap:
+        return kernel
+    layout = kernel.program.tile("codes.stored").layout
+    program, arch = lower(replace(kernel.problem, layout=layout)), replace(ARCHES["sm_80"], features=frozenset())
+    return made(program, pick(program, arch), arch)
 
 
 def _winner(program: Program, arch: Arch) -> Kernel | None:

@@ -14,7 +14,7 @@ import re
 import subprocess
 import tempfile
 import types
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,11 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
+def able(arch: Arch) -> Arch:
+    """The arch without what this process cannot do of it: templates in Gluon are written for Triton 3.6, and need a GPU."""
+    return arch if version().startswith("3.6.") and not interpreted() else replace(arch, features=arch.features - {"gluon"})
+
+
 def module(source: str, name: str) -> types.ModuleType:
     """The module that `source` is; its lines are registered, as Triton reads the text of its functions."""
     filename = f"<{name} {cache.address(source)[:12]}>"
@@ -98,17 +103,27 @@ def build_piece(kernel: Kernel, piece: Piece, arch: Arch) -> Binary:
     return _binary(found, cached=True)
 
 
-def load(kernel: Kernel, piece: Piece, arch: Arch) -> Any:
-    """A launchable `triton.compiler.CompiledKernel`, from the cache where it is there."""
+def load(kernel: Kernel, piece: Piece, arch: Arch, overlap: bool) -> Any:
+    """A launchable `triton.compiler.CompiledKernel`, from the cache where it is there; with `overlap` it may start early."""
     from triton.compiler.compiler import CompiledKernel
 
     binary = build_piece(kernel, piece, arch)
     group = {f"{piece.name}.{kind}": str(path) for kind, path in binary.files.items() if kind in ("json", "cubin", "hsaco")}
-    return CompiledKernel(_source(kernel, piece), group, cache.address(kernel.source))
+    made = CompiledKernel(_source(kernel, piece), group, cache.address(kernel.source))
+    made.metadata = made.metadata._replace(launch_pdl=overlap)
+    if (
+        kernel.schedule.sum_at == "shared"
+    ):  # the launcher takes the programs of a cluster from here, and multiplies the grid by them
+        made.packed_metadata = (kernel.schedule.warps, kernel.schedule.split_k, made.metadata.shared)
+    return made
 
 
 def _source(kernel: Kernel, piece: Piece) -> Any:
     from triton.compiler import ASTSource
+
+    made = function(kernel, piece)
+    if made.is_gluon():
+        from triton.experimental.gluon._runtime import GluonASTSource as ASTSource
 
     program = kernel.program
     signature, aligned = {"m_count": "i32"}, {}
@@ -118,7 +133,7 @@ def _source(kernel: Kernel, piece: Piece) -> Any:
     for position, argument in enumerate(piece.arguments):
         if argument != "m_count":
             aligned[(position,)] = [["tt.divisibility", 16]]
-    return ASTSource(function(kernel, piece), {name: signature[name] for name in piece.arguments}, {}, aligned)
+    return ASTSource(made, {name: signature[name] for name in piece.arguments}, {}, aligned)
 
 
 def _compile(kernel: Kernel, piece: Piece, arch: Arch) -> dict[str, bytes]:
@@ -147,7 +162,8 @@ def _binary(files: dict[str, Path], cached: bool) -> Binary:
 
 def _options(kernel: Kernel) -> str:
     options = {"num_warps": kernel.schedule.warps, "num_stages": kernel.schedule.stages}
-    return json.dumps(options | ({"maxnreg": kernel.schedule.maxnreg} if kernel.schedule.maxnreg else {}))
+    options |= {"maxnreg": kernel.schedule.maxnreg} if kernel.schedule.maxnreg else {}
+    return json.dumps(options)
 
 
 def _tool(name: str) -> str:

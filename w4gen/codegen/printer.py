@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import fields
 from itertools import dropwhile, takewhile
 from typing import Any
 
-from w4gen.codegen import tl, walk
+from w4gen.codegen import blocks, tl, walk
 from w4gen.codegen.index import suffixed
 from w4gen.errors import TemplateError
 from w4gen.ir.program import Program
-from w4gen.ir.tile import Convert, Dot, Field, Reduce, Slice
+from w4gen.ir.tile import Convert, Dot, Reduce, Slice, Space
 from w4gen.ir.types import F32
 from w4gen.schedule.rewrite import GROUPED
 from w4gen.schedule.schedule import IN_PROGRAM, Schedule
@@ -33,7 +33,6 @@ class Printer:
     """What a template can call. Every call prints the nodes on one operand's path and enters them in the ledger."""
 
     SIDE = "right"
-    WALKS: Mapping[str, type[walk.Walk]] = {}
 
     def __init__(self, program: Program, schedule: Schedule) -> None:
         self.program, self.schedule = program, Choices(schedule)
@@ -90,11 +89,11 @@ class Printer:
             ("SPANS", self.spans, "stretches of a word's codes under one scale"),
             ("CODES", program.tile("w.codes").sizes["code"], "codes of a stretch"),
         ]
-        return _constants(rows)
+        return constants(rows)
 
     def magic(self) -> str:
         """A constant that decoding needs in a register."""
-        return "\n".join(tl.magic(self.program))
+        return "\n".join(tl.magic(self.program, "tl.num_programs(2) - 1"))
 
     def load(self, operand: str, extra: str = "") -> str:
         """Bring one block of `w`, `x`, `scale`, `zero` or `codebook` to registers; `extra` goes into the load as it is.
@@ -102,7 +101,7 @@ class Printer:
         A zero that a template has not loaded is loaded where it is first used.
         """
         seen, rest = self.parted(operand)
-        lines = self.view(seen, f", {extra}" if extra else "", self.WALKS.get(operand, walk.Walk))
+        lines = self.view(seen, f", {extra}" if extra else "")
         if operand != "w":
             lines += [line for name in rest for line in self.node(name)]
         return "\n".join(lines)
@@ -161,10 +160,10 @@ class Printer:
         self.ledger[out] += 1
         return "\n".join(lines)
 
-    def view(self, names: list[str], extra: str = "", way: type[walk.Walk] = walk.Walk) -> list[str]:
+    def view(self, names: list[str], extra: str = "") -> list[str]:
         """One load through the slices, pads and maps `names`."""
         self.ledger.update(names)
-        return way(self.program, names[-1], self.spans).load(names[-1], extra)
+        return walk.Walk(self.program, names[-1], self.spans).load(names[-1], extra)
 
     def node(self, name: str) -> list[str]:
         zero = self.program.operands(name).get("zero")
@@ -180,7 +179,8 @@ class Printer:
                 raise TemplateError(
                     f"{template} prints {name} ({self.program.op(name)}) {self.ledger[name]} times, not {expected}"
                 )
-        if self.written != (expected := int("parts" in self.program.graph)):
+        written = "parts" in self.program.graph and self.program.tile("parts").space is Space.GLOBAL
+        if self.written != (expected := int(written)):
             raise TemplateError(f"{template} prints parts (its store) {self.written} times, not {expected}")
         for field in fields(Schedule):
             if field.name not in self.schedule.read and getattr(self.schedule._schedule, field.name) != field.default:
@@ -199,7 +199,7 @@ class DensePrinter(Printer):
             ("BLOCK_N", self.blocks["n"], "outputs per program"),
             ("BLOCK_K", self.blocks["k"], "inputs per program"),
         ]
-        return _constants(rows)
+        return constants(rows)
 
     def store(self) -> str:
         """Round and write a block of the weight."""
@@ -211,44 +211,58 @@ class DensePrinter(Printer):
 
 
 class GemmPrinter(Printer):
-    """Printer of the kernel that decodes w in the registers of a matrix instruction's left operand.
-
-    Two codes of neighbouring k are decoded at once, as the halves of a 32-bit word. A tile of words has the axes (t, g, warp, r,
-    v): lane 4g + t, the registers r and the neighbouring words v of a lane.
-    """
+    """Printer of products with w as the left operand, stored in blocks that are whole fragments of the instruction."""
 
     SIDE = "left"
-    WALKS: Mapping[str, type[walk.Walk]] = {"w": walk.Gathered, "x": walk.Natural}
-    """w in the order of the instruction; x with its k in natural order, as 16 words hold it."""
 
     def calls(self) -> dict[str, Any]:
-        pair_bits, pair_type = tl.paired(self.program)
-        return super().calls() | {"finish": self.finish, "pair_bits": pair_bits, "pair_type": pair_type}
+        return super().calls() | {"walk": self.walk, "finish": self.finish, "pair_type": blocks.pair_type(self.program)}
 
     def constants(self) -> str:
-        """Sizes of the problem, of the tiles, and of the instruction's order, as constants."""
-        bits, vector, warps = self.program.problem.format.bits, self.schedule.vector, self.schedule.warps
-        per_half, codes = 16 // bits, self.program.tile("w.codes").sizes["code"]
-        if self.blocks["n"] % (16 * warps) or self.blocks["word"] != 16:
-            raise TemplateError(f"gemm gives each of {warps} warps 16 outputs and steps by 16 words: block_n={self.blocks['n']}")
+        """Sizes of the problem, of the tiles, and of the layout's blocks, as constants."""
+        order, steps = self.order, -(-self.program.tile(self.program.source("w.tile")).sizes["k"] // self.blocks["k"])
         split = self.program.tile("parts").sizes["part"] if "parts" in self.program.graph else 1
         rows = [
-            ("WARPS", warps, "warps per program"),
-            ("REPEAT", self.blocks["n"] // (16 * warps), "instructions of a warp along n"),
-            ("VECTOR", vector, "neighbouring words of a lane"),
-            ("PER_HALF", per_half, "codes in half a word"),
-            ("HALVES", -(-codes // per_half), "half words of a stretch"),
-            ("IN_HALF", min(codes, per_half), "codes of a stretch in each half word"),
+            ("N", self.program.tile(self.out).sizes["n"], "outputs"),
+            ("K", self.program.tile("x").sizes["k"], "inputs"),
+            ("BLOCK_M", self.blocks["m"], "rows of x per program"),
+            ("BLOCK_N", self.blocks["n"], "outputs per program"),
+            ("BLOCK_K", self.blocks["k"], "inputs per step"),
+            ("TALL", self.blocks["n"] // order.held["n"], f"stored blocks of {order.held['n']} outputs"),
+            ("WIDE", self.blocks["k"] // order.held["k"], f"stored blocks of {order.held['k']} inputs"),
+            ("WORDS", order.units, "words of a stored block"),
+            ("STEPS", steps, "steps along k"),
             ("SPLIT", split, "programs that share k"),
         ]
-        return super().constants() + "\n" + _constants(rows)
+        return constants(rows)
+
+    @property
+    def order(self) -> blocks.Order:
+        """How the codes are stored, and the order of k in which the instruction takes them."""
+        layout = self.program.tile("codes.stored").layout
+        if layout is None or self.blocks["n"] % (16 * self.schedule.warps):
+            raise TemplateError(f"gemm gives each of {self.schedule.warps} warps 16 outputs: block_n={self.blocks['n']}")
+        return blocks.Order(layout, self.schedule.vector)
+
+    def magic(self) -> str:
+        return "\n".join(blocks.magic(self.program) or tl.magic(self.program, "(m_count >> 31)"))
+
+    def walk(self) -> str:
+        """The k of a step, in the order in which the instruction takes them."""
+        return f"k = step * BLOCK_K + {self.order.walk()}"
+
+    def load(self, operand: str, extra: str = "") -> str:
+        if operand != "w":
+            return super().load(operand, extra)
+        seen = self.parted("w")[0]
+        self.ledger.update(seen)
+        return "\n".join(self.order.load(self.program, seen, extra))
 
     def decode(self, operand: str) -> str:
-        """Turn pairs of codes into the left operand, [BLOCK_N, 16 k for each code of a stretch]."""
-        field = next(name for name in self.chains["w"] if isinstance(self.program.op(name), Field))
-        value = self.chains["w"][-1]
-        self.ledger.update([field, value])
-        return "\n".join(tl.pairs(self.program, value))
+        value = self.parted("w")[1][0]
+        self.ledger[value] += 1
+        rest = takewhile(lambda name: "scale" not in self.program.operands(name), self.parted("w")[1][1:])
+        return "\n".join([*blocks.decoded(self.program, value, self.order), *(line for name in rest for line in self.node(name))])
 
     def store(self) -> str:
         """Round and write, or write the partial sums."""
@@ -275,9 +289,6 @@ class GemmPrinter(Printer):
         return "\n".join([*lines, f"tl.store(y_ptr + at, acc.to({tl.type_of(program.tile(self.out))}), mask=inside)"])
 
 
-def _constants(rows: Iterable[tuple[str, int, str]]) -> str:
+def constants(rows: Iterable[tuple[str, int, str]], language: str = "tl") -> str:
     """Lines of name, value and what it is."""
-    return "\n".join(f"{name} = tl.constexpr({value})  # {why}" for name, value, why in rows)
-
-
-PRINTERS = {"gemv": Printer, "gemm": GemmPrinter, "dequant": DensePrinter}
+    return "\n".join(f"{name} = {language}.constexpr({value})  # {why}" for name, value, why in rows)

@@ -12,7 +12,8 @@ import jinja2
 
 from w4gen import paths
 from w4gen.codegen import tl
-from w4gen.codegen.printer import PRINTERS
+from w4gen.codegen.gluon import HalfPrinter, MmaPrinter
+from w4gen.codegen.printer import DensePrinter, GemmPrinter, Printer
 from w4gen.errors import TemplateError
 from w4gen.formats import FAMILIES
 from w4gen.ir.lower import lower
@@ -79,6 +80,16 @@ def environment(folder: Path) -> jinja2.Environment:
     )
 
 
+PRINTERS = {
+    "gemv": Printer,
+    "gemm": GemmPrinter,
+    "dequant": DensePrinter,
+    "gemv_mma": MmaPrinter,
+    "gemv_half": HalfPrinter,
+}
+"""What fills each template."""
+
+
 def render(program: Program, schedule: Schedule, arch: str, folder: Path | None = None) -> Kernel:
     """The kernel of a scheduled program. Raises `TemplateError` where the template does not print just that program."""
     name = f"{schedule.template}.py.jinja"
@@ -136,6 +147,8 @@ def read(source: str) -> Kernel:
 GRIDS = {
     "gemv": ("n",),
     "gemm": ("m", "n", "part"),
+    "gemv_mma": ("n",),
+    "gemv_half": ("n",),
     "dequant": ("k", "n"),
     "add_parts": ("y",),
 }

@@ -36,9 +36,10 @@ def pointer(program: Program, name: str) -> str:
 
 
 def dims(program: Program, tile: Tile) -> tuple[str, ...]:
-    """The axes of the tensor that holds a tile: not those unrolled, and not m where there is one row."""
+    """The axes of the tensor that holds a tile: not those unrolled, and not m where w is on the right of one row."""
     order = LEFT if any(op.side == "left" for op in map(program.op, program.of(Dot)) if isinstance(op, Dot)) else ORDER
-    return tuple(axis for axis in order if axis in tile.axes and not (axis == "m" and program.problem.m == (1, 1)))
+    alone = order == ORDER and program.problem.m == (1, 1)
+    return tuple(axis for axis in order if axis in tile.axes and not (axis == "m" and alone))
 
 
 def chain(program: Program, name: str) -> list[str]:
@@ -83,38 +84,10 @@ def expression(op: d.Op, text: str, low: str) -> str:
             return f"look_up(codebook_tile, {bare(text)})" + ("" if dtype.name == "f32" else f".to({TYPES[dtype.name]})")
 
 
-def pairs(program: Program, name: str) -> list[str]:
-    """The lines that decode pairs of codes of `w_tile` into `name`, the left operand of a matrix instruction."""
-    how, form, value = _decoding(program), program.problem.format, variable(name)
-    if how != d.decode(form, how.dtype, how.per_unit, in_place=False) or how.dtype.bits != 16:
-        raise TemplateError(f"{name}: pairs are decoded in 16 bits, every code shifted down to bit 0, not as {how}")
-    mask, times, plus = 2**form.bits - 1, form.step, next(op.plus.value(0) for op in how.value if isinstance(op, d.Fma))
-    scaled = "" if times == 1 else f" * {times!r}"
-    return [
-        "u, v = tl.split(w_tile.reshape([32 * WARPS, 4 * REPEAT, 2]))",
-        "half = (span * CODES // PER_HALF + tl.arange(0, HALVES)) * 16",
-        f"low = (span * CODES % PER_HALF + tl.arange(0, IN_HALF)) * {form.bits}",
-        "pair = ((u[:, :, None] >> half[None, None, :]) & 0xFFFF) | ((v[:, :, None] >> half[None, None, :]) << 16)",
-        f"w_bits = ((pair[:, :, :, None] >> low[None, None, None, :]) & 0x{mask << 16 | mask:08X}) | magic",
-        f"{value} = halves(w_bits){scaled} + {plus!r}".replace("+ -", "- "),
-        f"{value} = {value}.reshape([4, 8, WARPS, REPEAT, 2, 4 // VECTOR, VECTOR // 2, HALVES, IN_HALF, 2])",
-        f"{value} = {value}.permute([3, 2, 4, 1, 7, 8, 5, 0, 6, 9]).reshape([BLOCK_N, 16 * CODES])",
-    ]
-
-
-def paired(program: Program) -> tuple[str, str]:
-    """The exponent bits of a pair of values, and their type."""
-    how = _decoding(program)
-    bits = next(op.bits for op in how.value if isinstance(op, d.Or))
-    return f"0x{bits << 16 | bits:08X}", TYPES[how.dtype.name]
-
-
-def magic(program: Program) -> list[str]:
-    """The exponent bits that 32-bit codes are or-ed with, as a value that ptxas does not know: then and + or are one LOP3."""
-    bits = [op.bits for op in _decoding(program).value if isinstance(op, d.Or) and op.bits > 0xFFFF]
-    return [
-        f"magic = 0x{each:X} + tl.num_programs(2) - 1  # {each:#x}, hidden from ptxas: and + or stay one LOP3" for each in bits
-    ]
+def magic(program: Program, hidden: str) -> list[str]:
+    """The exponent bits that 32-bit codes are or-ed with, plus `hidden`, a 0 that ptxas cannot see."""
+    bits = [op.bits for op in decoding(program).value if isinstance(op, d.Or) and op.bits > 0xFFFF]
+    return [f"magic = 0x{each:X} + {hidden}  # {each:#x}, hidden from ptxas: and + or stay one LOP3" for each in bits]
 
 
 def bare(text: str) -> str:
@@ -144,14 +117,14 @@ def conversion(program: Program, name: str) -> list[str]:
         raise TemplateError(f"{name} lives in {tile.space.value} memory: this printer keeps what it converts in registers")
     match op:
         case Field():
-            how, text = _decoding(program), source
+            how, text = decoding(program), source
             for step in how.field:
                 text = expression(step, text, "")
             return [f"{variable(name)} = {text}"]
         case Convert(decode) if decode is not None:
             return value(variable(name), variable(roles["codes"]), decode)
         case Convert(_, origin) if "scale" in roles:
-            if "acc" in roles and (power := _decoding(program).power):
+            if "acc" in roles and (power := decoding(program).power):
                 source = f"{source} * 2.0**{power}"
             if origin:
                 source = f"({source} + {origin!r} * {operand(program, name, 'sum')})".replace("+ -", "- ")
@@ -163,7 +136,7 @@ def conversion(program: Program, name: str) -> list[str]:
             return [f"{variable(name)} = {source}.to({TYPES[tile.element.name]})"]
         case Dot(_, "lanes"):
             x = variable(roles["x"])
-            how = _decoding(program)
+            how = decoding(program)
             if how.power:
                 low = f" / (1 << {low_bit(how)})" if low_bit(how) else ""
                 x = f"({x} * (2.0**{149 - how.power}{low}))"
@@ -200,7 +173,7 @@ def _dims(program: Program, name: str, user: str) -> tuple[tuple[str, ...], tupl
     return dims(program, program.tile(name)), dims(program, program.tile(user))
 
 
-def _decoding(program: Program) -> d.Decode:
+def decoding(program: Program) -> d.Decode:
     """How the codes of the weight are decoded."""
     for op in map(program.op, program):
         if isinstance(op, Convert) and op.decode is not None:

@@ -17,7 +17,7 @@ class Walk:
     def __init__(self, program: Program, name: str, spans: int) -> None:
         self.program, self.spans = program, spans
         tile = program.tile(name)
-        self.dims = self.axes(tile)
+        self.dims = dims(program, tile)
         self.masks: list[str] = []
         self.lines: list[str] = []
         self.shift = ""
@@ -35,10 +35,6 @@ class Walk:
             scaled = self.index[axis].times(strides[axis])
             self.address = Index(self.address.terms + (scaled.terms if scaled.floor == 1 else (self.named(axis, scaled),)))
 
-    def axes(self, tile: Tile) -> tuple[str, ...]:
-        """The axes of the tensor that is loaded."""
-        return dims(self.program, tile)
-
     def start(self, axis: str) -> tuple[str, tuple[str, ...]]:
         """The variable that runs along an axis (of a codebook, its entries)."""
         if axis == "c":
@@ -51,7 +47,7 @@ class Walk:
             case Slice(blocks):
                 for block in blocks:
                     if block.drop and block.axis not in STATIC:
-                        start = f"step * {block.axis.upper()}S" if block.axis == "word" else "0"
+                        start = {"word": "step * WORDS", "k": "step * BLOCK_K"}.get(block.axis, "0")
                         self.index[block.axis] = Index((Term(start),))
             case Fold(quad):
                 lane, inner = self.index.pop("lane"), self.index.pop("quad")
@@ -83,9 +79,10 @@ class Walk:
                 below *= digit.size
                 part = part if below == layout.size(axis) else part.remainder(digit.size)
                 inside = digit.stride < layout.unit
-                (bits if inside else units).extend(part.times(digit.stride if inside else digit.stride // layout.unit).terms)
+                part = part.times(digit.stride if inside else digit.stride // layout.unit)
+                (bits if inside else units).extend(part.terms if part.floor == 1 else (self.named(axis, part),))
         self.index["unit"] = Index(tuple(term for term in units if term.modulo != 1))
-        self.shift = Index(tuple(term for term in bits if term.modulo != 1)).render(self.dims)
+        self.shift = Index(tuple(term for term in bits if term.modulo != 1)).render(self.dims) if bits else ""
 
     def split(self, layout: Layout) -> Index:
         """k as the digits of word and code."""
@@ -118,33 +115,6 @@ class Walk:
             lines, where = [*lines, f"{variable(name)}_at = {where}"], f"{variable(name)}_at"
         shift = f" >> ({self.shift})" if self.shift else ""
         return [*lines, f"{variable(name)} = tl.load({memory} + {where}{mask}{extra}){shift}"]
-
-
-class Gathered(Walk):
-    """A walk whose indices n and word are tensors of the same shape, made by the template."""
-
-    def axes(self, tile: Tile) -> tuple[str, ...]:
-        return ()
-
-    def start(self, axis: str) -> tuple[str, tuple[str, ...]]:
-        return axis, ()
-
-
-class Natural(Walk):
-    """A walk along k itself, where the codes of a step's words, one position after the other, are neighbouring k."""
-
-    def axes(self, tile: Tile) -> tuple[str, ...]:
-        return ("m", "k")
-
-    def split(self, layout: Layout) -> Index:
-        words = self.program.tile("w.tile").sizes["word"]
-        if not layout.natural or layout.run != words:
-            raise TemplateError(f"a step of {words} words does not hold whole runs of {layout.run} k")
-        self.index.pop("word")
-        return Index((Term("k", ("k",)),))
-
-    def named(self, axis: str, index: Index) -> Term:
-        return index.terms[0]
 
 
 def _strides(tile: Tile) -> dict[str, int]:

@@ -24,6 +24,7 @@ from w4gen.ir.types import Format
 from w4gen.schedule import arch as arches
 from w4gen.schedule.rules import fragment_order, pick
 from w4gen.schedule.schedule import Schedule
+from w4gen.toolchain import able
 
 SHAPE_HELP = "MxKxN: tokens x inputs x outputs (1x1536x256 is one token through a 1536 -> 256 projection)"
 
@@ -129,7 +130,7 @@ def load_format(name: str) -> str | Format:
 def picked(problem: Problem, arch: arches.Arch) -> tuple[Schedule, str]:
     """The schedule that a compile starts from, and who chose it."""
     stored = cache.tuned(problem, arch)
-    return (stored, "stored by tuning") if stored else (pick(lower(problem), arch), "the rules' choice")
+    return (stored, "stored by tuning") if stored else (pick(lower(problem), able(arch)), "the rules' choice")
 
 
 def answer(problem: Problem, arch: arches.Arch, schedule: str = "", templates: Path | None = None) -> Kernel:

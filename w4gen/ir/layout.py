@@ -123,6 +123,17 @@ class Layout:
             start, code = start + code % digit.size * digit.stride, code // digit.size
         return start
 
+    @property
+    def block_units(self) -> int:
+        """Units of a block, the smallest stretch of storage in which every digit of k but the highest runs through."""
+        return max((d.stride for d in self.digits if d.axis == "k"), default=self.unit) // self.unit
+
+    @property
+    def block(self) -> dict[str, int]:
+        """Elements of a block along each axis."""
+        inside = [digit for digit in self.digits if digit.stride < self.block_units * self.unit]
+        return {axis: math.prod(digit.size for digit in inside if digit.axis == axis) for axis in self.axes}
+
     def row_units(self) -> int | None:
         """Units in one row where the units of a row are neighbours, else None."""
         units = math.prod(d.size for d in self.digits if d.axis == "k" and d.stride >= self.unit)
@@ -164,6 +175,25 @@ def matrix(shape: dict[str, int], bits: int) -> Layout:
         digits.append(Digit(axis, size, stride))
         stride *= size
     return Layout(tuple(reversed(digits)), bits, bits)
+
+
+def beside(layout: Layout, groups: int, bits: int) -> Layout:
+    """The order of a tensor of one machine word for each row n and group g, kept beside codes in `layout`.
+
+    Row-major beside rows. Beside blocks of several rows it follows the rows of a block, those that share a word of codes next to
+    each other: what a lane needs of it is one load.
+    """
+    rows_of = sorted((digit for digit in layout.digits if digit.axis == "n" and digit.size > 1), key=lambda digit: digit.stride)
+    if layout.row_units() is not None:
+        return matrix({"n": layout.size("n"), "g": groups}, bits)
+    block = [digit for digit in rows_of if digit.stride < layout.block_units * layout.unit]
+    order = [*block, Digit("g", groups, 0), *(digit for digit in rows_of if digit not in block)]
+    places: dict[Digit, int] = {}
+    stride = bits
+    for digit in order:
+        places[digit], stride = stride, stride * digit.size
+    listed = [digit for digit in layout.digits if digit in places] + [Digit("g", groups, 0)]
+    return Layout(tuple(Digit(each.axis, each.size, places[each]) for each in listed), bits, bits)
 
 
 def _spread(layout: Layout) -> tuple[list[int], list[int]]:

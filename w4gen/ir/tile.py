@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from w4gen.errors import ShapeError
 from w4gen.ir.decode import Decode
-from w4gen.ir.layout import Layout
+from w4gen.ir.layout import Layout, matrix
 from w4gen.ir.types import DType, Format
 
 
@@ -236,9 +236,9 @@ def sizes(op: Op, operands: dict[str, Tile]) -> dict[str, int]:
         case Store(grown):
             return dict(grown)
         case Pack(layout):
-            if layout.bits == layout.unit:
+            if layout == matrix(first, layout.bits):
                 return first
-            units = layout.row_units()
+            units = layout.row_units() if layout.bits < layout.unit else None
             return {"word": layout.units} if units is None else {"n": layout.size("n"), "word": units}
         case Unpack(layout):
             return {axis: layout.size(axis) for axis in layout.axes}

@@ -70,7 +70,8 @@ def verify(program: Program, limits: Limits, warps: int) -> Program:
     threads = warps * limits.warp
     if threads > limits.max_threads or warps & (warps - 1):
         raise ScheduleError(f"warps={warps} is {threads} threads; {limits.name} runs powers of two up to {limits.max_threads}")
-    held = set(program.of(Slice, Dot, Convert))
+    views = {program.source(name) for name in program.of(Slice)}  # cut again before anything is loaded
+    held = set(program.of(Slice, Dot, Convert)) - views
     pieces = [[name for name in names if name in held and program.tile(name).space is Space.REGISTER] for names in program.ours]
     need = max((bytes_of(program, names) // 4 // threads for names in pieces), default=0)
     if need > limits.registers:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -34,20 +34,23 @@ def arch_of(device: torch.device | None = None) -> Arch:
 def launcher(kernel: Kernel, device: torch.device, n: int = 0) -> Launch:
     """`launch(y, x, codes, scale, zero, codebook, bias, m)`: the functions of a kernel, then the vendor's matmul if it has one.
 
-    `n` cuts everything to the first outputs (0: all of them).
+    `n` cuts everything to the first outputs (0: all of them). A kernel that reads weights before the one in front has ended does
+    so only where the weights are those of the call before: the first call after a write to them waits.
     """
-    start = _interpreted if toolchain.interpreted() else _compiled
-    steps = [(piece, start(kernel, piece, device)) for piece in kernel.pieces]
+    early = bool(kernel.schedule.overlap) and not toolchain.interpreted()
+    load = _interpreted if toolchain.interpreted() else _compiled
+    ways = {overlap: [(piece, load(kernel, piece, device, overlap)) for piece in kernel.pieces] for overlap in {False, early}}
     makes = {argument for piece in kernel.pieces for argument in piece.arguments} - set(ARGUMENTS)
-    grids: dict[int, list[Any]] = {}
+    grids: dict[tuple[int, bool], list[Any]] = {}
 
     def launch(*call: Any) -> None:
         given, m = dict(zip(ARGUMENTS, call, strict=True)), call[-1]
-        if m not in grids:
-            grids[m] = [run[kernel.programs(piece, m, n)] for piece, run in steps]
+        way = (m, early and unwritten(call[2:6]))
+        if way not in grids:
+            grids[way] = [run[kernel.programs(piece, m, n)] for piece, run in ways[way[1]]]
         if makes:
             given |= _workspace(kernel, makes, m, n, call[1])
-        for (piece, _), run in zip(steps, grids[m], strict=True):
+        for piece, run in zip(kernel.pieces, grids[way], strict=True):
             run(*[given[name] for name in piece.arguments])
         if "dense_ptr" in makes:
             _multiply(call[0][:, : n or None], call[1], given["dense_ptr"], given["bias_ptr"])
@@ -55,14 +58,27 @@ def launcher(kernel: Kernel, device: torch.device, n: int = 0) -> Launch:
     return launch
 
 
-def _interpreted(kernel: Kernel, piece: Piece, device: torch.device) -> Any:
+def unwritten(buffers: Sequence[torch.Tensor | None]) -> bool:
+    """Whether the buffers of a weight are what they were when they were last asked about, which is noted on the first."""
+    codes = buffers[0]
+    if codes is None or codes.is_inference():  # nothing counts writes to inference tensors
+        return False
+    versions = [each._version for each in buffers if each is not None]
+    seen = getattr(codes, "w4gen_versions", None)
+    codes.w4gen_versions = versions  # type: ignore[attr-defined]
+    return seen == versions
+
+
+def _interpreted(kernel: Kernel, piece: Piece, device: torch.device, overlap: bool) -> Any:
     mend_bf16()
     return toolchain.function(kernel, piece)
 
 
-def _compiled(kernel: Kernel, piece: Piece, device: torch.device) -> Any:
+def _compiled(kernel: Kernel, piece: Piece, device: torch.device, overlap: bool) -> Any:
     with torch.cuda.device(device):
-        return toolchain.load(kernel, piece, arch_of(device))
+        loaded = toolchain.load(kernel, piece, arch_of(device), overlap)
+        loaded._init_handles()  # now, and not in a stream capture
+        return loaded
 
 
 def _workspace(kernel: Kernel, makes: set[str], m: int, n: int, x: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -27,8 +27,9 @@ BUFFERS = ("codes", "scale", "zero", "codebook")
 class Weight:
     """`w[n, k]` of codes, scales and zeros, one of each per group, as the format says; stored.
 
-    codes: i32[words] as `layout` says · scale: [N, groups] in the format's scale type (rows and groups padded as the layout is)
-    · zero: alike, in the format's zero type, or None · codebook: f32[2**bits] or None. All are on one device.
+    codes: i32[words] as `layout` says · scale: in the format's scale type, one for each row and group, as `layout.beside` says
+    (beside rows: [N, groups]) · zero: alike, in the format's zero type, or None · codebook: f32[2**bits] or None. All are on one
+    device.
     """
 
     format: Format
@@ -84,8 +85,7 @@ class Weight:
     def unpack(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """The codes u8[N, K], scales [N, groups] and zeros [N, groups] (None where there are none) that were packed."""
         codes = layouts.unpack(self.layout, self.codes, torch)[: self.n, : self.k]
-        scale, zero = (each if each is None else each[: self.n, : self.format.groups(self.k)] for each in (self.scale, self.zero))
-        return codes, scale, zero
+        return codes, *(ungrouped(each, self.format, self.layout, self.n, self.k) for each in (self.scale, self.zero))
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """The weight [N, K]: the exact product of scale and value, rounded once to `dtype` (exact in float64)."""
@@ -116,6 +116,14 @@ class Weight:
         return f"Weight({self.format.label}, [{self.n}, {self.k}], {self.nbytes} bytes on {self.codes.device})"
 
 
+def ungrouped(each: torch.Tensor | None, form: Format, layout: Layout, n: int, k: int) -> torch.Tensor | None:
+    """Scales or zeros [N, groups] from their buffer beside codes in `layout`."""
+    if each is None:
+        return None
+    groups = each.numel() // layout.size("n")
+    return layouts.unpack(layouts.beside(layout, groups, 8 * each.element_size()), each.reshape(-1), torch)[:n, : form.groups(k)]
+
+
 def dequantize(
     codes: torch.Tensor,
     scale: torch.Tensor,
@@ -130,7 +138,8 @@ def dequantize(
     """The weight [N, K] from its buffers, in f32 (products of 16-bit scales and small codes are exact there), or in f64."""
 
     def spread(each: torch.Tensor) -> torch.Tensor:
-        return each[:n, : form.groups(k)].to(wide).repeat_interleave(form.group_in(k), 1)[:, :k]
+        held = ungrouped(each, form, layout, n, k)
+        return held.to(wide).repeat_interleave(form.group_in(k), 1)[:, :k]  # type: ignore[union-attr]
 
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     index = layouts.unpack(layout, codes, torch)[:n, :k].long()

@@ -50,7 +50,7 @@ class Arch:
     max_threads: int = 1024
     registers: int = 255
     fragment: Fragment | None = M16K16
-    features: frozenset[str] = frozenset({"async_copy"})
+    features: frozenset[str] = frozenset({"async_copy", "gluon"})
     matrix_tflops: float = 0.0
     lane_tflops: float = 0.0
 
@@ -67,8 +67,8 @@ class Arch:
         return f"{self.name} ({self.board}: {self.sms} SMs, {self.bandwidth_gbs:g} GB/s)"
 
 
-HOPPER = frozenset({"async_copy", "wgmma", "dependent_launch", "cluster"})
-BLACKWELL = frozenset({"async_copy", "dependent_launch", "cluster"})
+HOPPER = frozenset({"async_copy", "gluon", "wgmma", "dependent_launch", "cluster"})
+BLACKWELL = frozenset({"async_copy", "gluon", "dependent_launch", "cluster"})
 SM_80 = Arch("sm_80", "cuda", 80, "A100 SXM 80 GB", 108, 2039, 163 * 1024, matrix_tflops=312, lane_tflops=19.5)
 GFX942 = Arch(
     "gfx942", "hip", "gfx942", "MI300X", 304, 5300, 64 * 1024, warp=64, registers=512, fragment=None, features=frozenset(),
@@ -78,7 +78,7 @@ GFX942 = Arch(
 ARCHES = {
     arch.name: arch
     for arch in (
-        replace(SM_80, name="portable"),
+        replace(SM_80, name="portable", fragment=None, features=frozenset({"async_copy"})),
         SM_80,
         Arch(
             "sm_75", "cuda", 75, "T4", 40, 320, 64 * 1024, fragment=None, features=frozenset(), matrix_tflops=65, lane_tflops=8.1

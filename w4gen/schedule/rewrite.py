@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from w4gen.ir.decode import Decode
-from w4gen.ir.layout import Layout, matrix
+from w4gen.ir.layout import Layout, beside, matrix
 from w4gen.ir.problem import Problem
 from w4gen.ir.program import Builder, Emit, Operands, Program, copy, rewrite
 from w4gen.ir.tile import (
@@ -58,7 +58,7 @@ def padded(b: Builder, name: str, source: str, **grown: int) -> str:
 
 
 def pack(program: Program, layout: Layout) -> Program:
-    """Store the weight: codes padded and mapped to `layout`, scales and zeros row-major; all become kept tiles."""
+    """Store the weight: codes padded and mapped to `layout`, scales and zeros beside them; all become kept tiles."""
     problem = program.problem
     n, k, group = layout.size("n"), layout.size("k"), padded_group(problem, layout)
 
@@ -70,9 +70,11 @@ def pack(program: Program, layout: Layout) -> Program:
     def of_groups(name: str) -> Emit:
         def emit(b: Builder, operands: Operands) -> str:
             element = program.tile(name).element
-            stored = matrix({"n": n, "g": -(-k // group)}, element.bits)
-            whole = padded(b, f"{name}.pad", copy(b, program, name, operands), n=n, g=stored.size("g"))
-            return b.add(f"{name}.stored", Pack(stored), {"of": whole}, element, Space.GLOBAL, layout=stored, kept=True)
+            order = beside(layout, -(-k // group), element.bits)
+            whole = padded(b, f"{name}.pad", copy(b, program, name, operands), n=n, g=order.size("g"))
+            stored = b.add(f"{name}.stored", Pack(order), {"of": whole}, element, Space.GLOBAL, layout=order, kept=True)
+            in_rows = b.tile(stored).axes == b.tile(whole).axes
+            return stored if in_rows else b.add(f"{name}.view", Unpack(order), {"of": stored}, element)
 
         return emit
 
@@ -159,22 +161,21 @@ def fold(program: Program, quad: int) -> Program:
     return rewrite(program, {"w.codes": words, "acc": dot} | views)
 
 
-def place_scale(program: Program, unit: str, side: str, scale_at: str, origin: float) -> Program:
+def place_scale(program: Program, unit: str, side: str, scale_at: str, origin: float, along: tuple[str, ...]) -> Program:
     """Split the Dot into partial sums over the codes of a stretch, and scale these (or leave the scale on the weight).
 
-    Lanes keep one partial sum each until the end; mma sums over the words of a step at once. An `origin` that the decoding left
-    out is made up for here: (sum of code * x + origin * sum of x) * scale. So is a zero that is subtracted after scaling; one
-    that is subtracted before stays on the weight, where code = zero gives exactly 0.
+    The codes of a stretch run `along` some axes, the last of which a Dot on lanes sums over at once. Lanes keep one partial sum
+    each until the end; mma sums over all of a step at once. An `origin` that the decoding left out is made up for here:
+    (sum of code * x + origin * sum of x) * scale. So is a zero that is subtracted after scaling; one that is subtracted before
+    stays on the weight, where code = zero gives exactly 0.
     """
-    inside = ("quad", "code") if unit == "lanes" else ("word", "code")
-    rest = inside[:1]
+    rest = along[:-1]
+    lanes = "lane" in program.tile(program.operands("acc")["x"]).axes
     moved: Operands = {}
 
     def first_of(b: Builder, name: str, source: str) -> str:
         # every code of the stretch has the scale, and the zero, of its first one
-        return b.add(
-            f"{name}.at", Slice(tuple(Block(axis, drop=True) for axis in inside)), {"of": source}, b.tile(source).element
-        )
+        return b.add(f"{name}.at", Slice(tuple(Block(axis, drop=True) for axis in along)), {"of": source}, b.tile(source).element)
 
     def take(b: Builder, operands: Operands) -> str:
         moved.update({name: operands[name] for name in GROUPED if name in operands})
@@ -192,8 +193,9 @@ def place_scale(program: Program, unit: str, side: str, scale_at: str, origin: f
         scaling = {"acc": part, "scale": first_of(b, "scale", moved["scale"])}
         total = {}
         if origin or "zero" in moved:
-            by_code = b.add("x.sum", Reduce(("code",)), {"of": x}, F32)
-            total["sum"] = b.add("x.sums", Reduce(rest), {"of": by_code}, F32)
+            total["sum"] = b.add("x.sum", Reduce(along[-1:]), {"of": x}, F32)
+            if rest:
+                total["sum"] = b.add("x.sums", Reduce(rest), {"of": total["sum"]}, F32)
         part = b.add("scaled", Convert(origin=origin), scaling | (total if origin else {}), F32)
         if "zero" in moved:
             zero = {"zero": first_of(b, "zero", moved["zero"])}
@@ -201,11 +203,11 @@ def place_scale(program: Program, unit: str, side: str, scale_at: str, origin: f
         return part
 
     def dot(b: Builder, operands: Operands) -> str:
-        part = b.add("part", Dot(("code",) if unit == "lanes" else inside, unit, side), operands, F32)
-        part = b.add("sums", Reduce(rest), {"of": part}, F32) if unit == "lanes" else part
+        part = b.add("part", Dot(along[-1:] if lanes else along, unit, side), operands, F32)
+        part = b.add("sums", Reduce(rest), {"of": part}, F32) if lanes else part
         part = scaled(b, part, operands["x"]) if scale_at == "accumulator" else part
-        acc = b.add("acc", Reduce(("span",)), {"of": part}, F32)
-        return b.add("total", Reduce(("lane",)), {"of": acc}, F32) if unit == "lanes" else acc
+        acc = b.add("acc", Reduce(tuple(axis for axis in ("span",) if axis in b.tile(part).axes)), {"of": part}, F32)
+        return b.add("total", Reduce(("lane",)), {"of": acc}, F32) if lanes else acc
 
     emit: dict[str, Emit] = {"acc": dot}
     if scale_at == "accumulator":
@@ -226,12 +228,11 @@ def dequantize(program: Program) -> Program:
     return rewrite(program, {"acc": dot})
 
 
-def tile(program: Program, n: int, m: int = 0, split: int = 1, **along: int) -> Program:
-    """Cut into blocks: n and m over the grid, one axis of k (lane, word or k itself) over steps, dealt out to `split` programs.
+def tile(program: Program, walked: str, size: int, n: int, m: int = 0, split: int = 1, sum_at: Space = Space.GLOBAL) -> Program:
+    """Cut into blocks: n and m over the grid, `walked` (lane, word or k itself) over steps, dealt out to `split` programs.
 
     What does not divide is padded first, which prints as a mask. With m=0 only the weight is cut, along n and k of the grid.
     """
-    ((walked, size),) = along.items()
     blocks = {"m": Block("m", m, "m"), "n": Block("n", n, "n"), walked: Block(walked, size, "step" if m else walked)}
 
     def cut(short: str, view: str, *axes: str) -> Emit:
@@ -249,7 +250,7 @@ def tile(program: Program, n: int, m: int = 0, split: int = 1, **along: int) -> 
         over = program.op("acc").over  # type: ignore[union-attr]
         if split == 1:
             return b.add("acc", Reduce(over, "step"), operands, F32)
-        parts = b.add("parts", Reduce(over, "step", split), operands, F32, Space.GLOBAL)
+        parts = b.add("parts", Reduce(over, "step", split), operands, F32, sum_at)
         return b.add("acc", Reduce(("part",)), {"of": parts}, F32)
 
     axes = {"w": ("n", walked), "x": ("m", walked)} | dict.fromkeys(grouped(program), ("n", walked))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from w4gen.errors import ScheduleError
@@ -9,12 +10,13 @@ from w4gen.ir.decode import Decode, decode, decode_as_subnormal
 from w4gen.ir.layout import QUAD, Digit, Layout, rows
 from w4gen.ir.problem import Problem
 from w4gen.ir.program import Program
+from w4gen.ir.tile import Space
 from w4gen.ir.types import F16, F32, Format
 from w4gen.schedule import rewrite
 from w4gen.schedule.arch import Arch, Fragment
 from w4gen.schedule.schedule import Schedule
 
-BUCKETS = ((1, 1), (2, 16), (17, 32), (33, 64), (65, 128), (129, 2**20))
+BUCKETS = ((1, 1), (2, 8), (9, 16), (17, 32), (33, 64), (65, 128), (129, 2**20))
 """Ranges of M that share one kernel."""
 
 WASTE = 0.05
@@ -29,33 +31,45 @@ def bucket(m: int) -> tuple[int, int]:
 def layout_for(format: Format, arch: Arch, n: int, k: int) -> Layout:
     """The stored order of the codes, one for every bucket of M.
 
-    Rows in which 16 consecutive k, one k-step of a matrix instruction, share a code position of 16 consecutive words: x is then
-    read in contiguous pieces and every code lies under one scale. Fewer where 16 would pad a row too much.
+    The order of the arch's matrix instruction, where the arch has one. Else, and where its blocks would pad the weight too much,
+    rows in which 16 consecutive k share a code position of 16 consecutive words: x is then read in contiguous pieces and every
+    code lies under one scale. Fewer where 16 would pad a row too much.
     """
+    if arch.fragment is not None and 32 % format.bits == 0:
+        order = fragment_order(format, arch.fragment, n, k)
+        if order.size("n") * order.size("k") <= (1 + WASTE) * n * k:
+            return order
     candidates = [rows(n, k, format.bits, run) for run in (16, 8, 4, 1)]
     return next((each for each in candidates if each.size("k") - k <= WASTE * k), candidates[-1])
 
 
 def fragment_order(format: Format, fragment: Fragment, n: int, k: int) -> Layout:
-    """Fragments of 4-bit codes, stored as lanes read them: a word is one lane's part of a fragment; four along k are 16 bytes.
+    """Codes as a matrix instruction takes them: what a lane holds of a few fragments along k are 16 bytes, a quad of words.
 
-    Inside a word the two codes of a pair sit half a word apart, so that one mask takes both. Raises `ScheduleError` for codes
-    of other widths.
+    The codes of a pair of neighbouring k sit half a word apart, so that one mask takes both; those of a codebook next to each
+    other, so that one look-up takes both. Half a word (of a codebook: a word) holds the registers of the instruction and
+    fragments further along k; what it has no room for goes to the words of the quad. Raises `ScheduleError` for codes that do
+    not fill words.
     """
-    if format.bits != 4:
-        raise ScheduleError(f"{format.label}: fragments hold eight 4-bit codes a word, not {format.bits}-bit ones: take rows")
-    places: dict[int, int] = {}
-    stride = format.bits
-    for index in sorted(fragment.at("register"), key=lambda i: fragment.digits[i][0] != "n") + fragment.at("pair"):
-        places[index], stride = stride, stride * fragment.digits[index][1]
-    vector, stride = stride, stride * 4
+    bits, looked_up = format.bits, format.codebook is not None
+    if 32 % bits:
+        raise ScheduleError(f"{format.label}: {bits}-bit codes do not fill 32-bit words in the order of fragments: take rows")
+    digits = fragment.digits
+    (pair,) = fragment.at("pair")
+    inside = sorted(fragment.at("register"), key=lambda index: digits[index][0] != "n")
+    further = [("k", 2, "register")] * int(math.log2(QUAD * 32 / bits / math.prod(digits[i][1] for i in (pair, *inside))))
+    places: dict[int, int] = {pair: bits if looked_up else 16}
+    stride = 2 * bits if looked_up else bits
+    for index, (_, size, _) in [(i, digits[i]) for i in inside] + list(enumerate(further, len(digits))):
+        stride = 32 if stride == 16 and not looked_up else stride
+        places[index], stride = stride, stride * size
     for index in fragment.at("lane"):
-        places[index], stride = stride, stride * fragment.digits[index][1]
-    digits = [Digit(axis, size, places[index]) for index, (axis, size, _) in enumerate(fragment.digits)]
-    tall, wide = 16, 16 * 4
-    blocks = {"n": -(-n // tall), "k": -(-k // wide)}
-    digits += [Digit("k", 4, vector), Digit("k", blocks["k"], stride), Digit("n", blocks["n"], stride * blocks["k"])]
-    return Layout(tuple(sorted(digits, key=lambda digit: digit.axis != "n")), format.bits)
+        places[index], stride = stride, stride * digits[index][1]
+    listed = [Digit(axis, size, places[index]) for index, (axis, size, _) in enumerate([*digits, *further])]
+    held = {axis: math.prod(digit.size for digit in listed if digit.axis == axis) for axis in ("n", "k")}
+    blocks = {axis: -(-size // held[axis]) for axis, size in (("n", n), ("k", k))}
+    listed += [Digit("k", blocks["k"], stride), Digit("n", blocks["n"], stride * blocks["k"])]
+    return Layout(tuple(sorted(listed, key=lambda digit: digit.axis != "n")), bits)
 
 
 def pick(program: Program, arch: Arch) -> Schedule:
@@ -63,10 +77,10 @@ def pick(program: Program, arch: Arch) -> Schedule:
     problem = program.problem
     layout = problem.layout or layout_for(problem.format, arch, problem.n, problem.k)
     low, high = problem.m
-    if layout.row_units() is None or (arch.fragment is None and low > 1) or low > FUSED:
+    if low > FUSED or (arch.fragment is None and low > 1):
         return _dense(problem)
-    if low > 1 and _gemm_reads(problem, layout):
-        return _gemm(problem, arch)
+    if layout.row_units() is None:
+        return _fast(problem, layout, arch) or _gemm(problem, layout, arch)
     if high > 16:
         return _dense(problem)
     chosen = _lanes(problem, layout, arch) if high == 1 else _mma(problem, layout)
@@ -85,42 +99,103 @@ def _dense(problem: Problem) -> Schedule:
     return Schedule(template="dequant", block_n=block_n, block_k=512, unit="vendor", scale_at="weight", convert_at="global")
 
 
-def _gemm_reads(problem: Problem, layout: Layout) -> bool:
-    """Whether the gemm template can read a layout: affine codes in pairs, whole k-steps of 16, one scale for each."""
-    group = rewrite.padded_group(problem, layout)
-    return (
-        problem.format.codebook is None
-        and problem.format.zero is None
-        and layout.run == 16
-        and layout.natural
-        and problem.format.bits <= problem.x.mantissa
-        and group % 16 == 0
+def _fast(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
+    """A template for few rows in Gluon, where one holds: None for formats, shapes and archs that none is made for.
+
+    x is copied 16 bytes at a time; codes are decoded in x's type, in pairs, and a step of 64 k or more has one scale.
+    """
+    form, group = problem.format, rewrite.padded_group(problem, layout)
+    block_k = next((size for size in (128, 64) if group % size == 0 and size % layout.block["k"] == 0), 0)
+    exact = form.codebook is None and form.zero is None and form.bits <= problem.x.mantissa
+    if "gluon" not in arch.features or not exact or not block_k or problem.k % 8 or problem.m[1] > 32:
+        return None
+    if (problem.m[1] > 8 and problem.k > 4096) or (problem.m[1] > 16 and problem.n * problem.k > 2**22):
+        return None  # each program would read too much of x: gemm reads it once for more outputs
+    n, steps = problem.n, -(-problem.k // block_k)
+    if problem.m == (1, 1) and problem.x == F16 and form.bits <= 4:
+        return _halves(problem, block_k, arch)
+    rows = 2 if layout.size("n") % 32 == 0 and n >= 8192 else 1
+    warps = 8 if n < 16 * rows * 2 * arch.sms and problem.k >= 4096 else 4
+    tiles = -(-problem.m[1] // 8)
+    room = (48 * 1024 - rows * tiles * warps * 512) // (
+        warps * tiles * 1024
+    )  # pieces of x beside the sums, in static shared memory
+    return Schedule(
+        template="gemv_mma",
+        block_m=8 * tiles,
+        block_n=16 * rows,
+        block_k=block_k,
+        unit="mma",
+        side="left",
+        warps=warps,
+        stages=2 if steps > 3 * warps else 3,
+        ring=max(2, min(8, room)),
+        overlap=int("dependent_launch" in arch.features),
     )
 
 
-def _gemm(problem: Problem, arch: Arch) -> Schedule:
-    """More than one row: w decoded in registers as the left operand, k shared out until the programs fill the GPU.
+def _halves(problem: Problem, block_k: int, arch: Arch) -> Schedule:
+    """One row of f16 x: chains of halves on lanes. Seen near the best on an H200 over ten shapes.
 
-    Seen near the best of some hundred settings on an H200 (five shapes, M = 16 … 128). Larger tiles only where wgmma takes
-    them, the layer is large, and a step has one scale; elsewhere they spill.
+    Large layers: eight warps a program. Long or small ones: programs of a cluster share k until a warp has few steps.
     """
-    n, block_k = problem.n, 16 * 32 // problem.format.bits
-    one_scale = (problem.format.groups(problem.k) == 1) or problem.format.group % block_k == 0
-    large = "wgmma" in arch.features and n * problem.k > 2**26 and one_scale
-    block_m = min(128 if large else 64, max(16, 1 << (problem.m[1] - 1).bit_length()))
-    wide = large and block_m >= 64
-    columns, steps = -(-n // (128 if wide else 64)), -(-problem.k // block_k)
-    room = (4 if block_m <= 32 else 2) * arch.sms
-    split = max(d for d in range(1, 17) if steps % d == 0 and (d == 1 or (columns * d <= room and steps >= 2 * d)))
-    if block_m == 16 and columns > 2 * arch.sms and steps % 4 == 0:
-        split = 4
-    chosen = Schedule(template="gemm", block_m=block_m, block_n=64, block_k=block_k, split_k=split, unit="mma", side="left")
-    chosen = replace(chosen, stages=3 if one_scale else 2, vector=2 if "wgmma" in arch.features else 4)
-    if not wide:
-        return chosen
-    if block_m == 128:
-        return replace(chosen, block_n=128, warps=8)
-    return replace(chosen, block_n=128, warps=8, maxnreg=128, stages=3 if split > 1 else 2)
+    n, steps = problem.n, -(-problem.k // block_k)
+    few = 1 if steps <= 16 else 2 if steps <= 32 else 3 if steps <= 80 else 4
+    warps, split = 8, 1
+    if n < 8192:
+        warps = 8 if 16 < steps <= 64 else 4
+        split = min(8, -(-steps // (warps * few)))
+    elif steps > 128:
+        warps, split = 4, min(8, -(-steps // 32))
+    elif n >= 16384:
+        warps = 4
+    split = split if "cluster" in arch.features else 1
+    turns = -(-steps // (warps * split))
+    return Schedule(
+        template="gemv_half",
+        block_n=16,
+        block_k=block_k,
+        unit="halves",
+        warps=warps,
+        split_k=split,
+        sum_at="shared" if split > 1 else "global",
+        stages=turns if turns <= 3 else 4 if turns > 8 else 2,
+        overlap=int("dependent_launch" in arch.features),
+    )
+
+
+def _gemm(problem: Problem, layout: Layout, arch: Arch) -> Schedule:
+    """w decoded in registers as the left operand, k shared out until the programs fill the GPU.
+
+    A step has one scale where a group holds a whole block of the layout; elsewhere the scale goes to the weight. Seen near the
+    best of some six hundred settings on an H200 (five shapes, M = 16 … 128).
+    """
+    group, least = rewrite.padded_group(problem, layout), layout.block["k"]
+    on_sums = group % least == 0
+    block_k = least * (2 if least < 128 and group % (2 * least) == 0 else 1)
+    block_m = min(64, max(16, 1 << (problem.m[1] - 1).bit_length()))
+    wgmma = "wgmma" in arch.features
+    wide = wgmma and on_sums and (block_m == 64 or (block_m == 32 and problem.n <= 4096))
+    block_n, steps = 128 if wide else 64, -(-problem.k // block_k)
+    programs = -(-problem.n // block_n) * -(-problem.m[1] // block_m)
+    full = (7 if block_m <= 32 else 2) * arch.sms
+    split = max(d for d in range(1, 17) if d == 1 or (steps % d == 0 and programs * d <= full and steps >= 5 * d))
+    placed = "accumulator" if on_sums else "weight"
+    return Schedule(
+        template="gemm",
+        block_m=block_m,
+        block_n=block_n,
+        block_k=block_k,
+        split_k=split,
+        unit="mma",
+        side="left",
+        scale_at=placed,
+        zero_at=placed if problem.format.zero_after_scale else "weight",
+        warps=8 if wide else 4,
+        stages=3,
+        vector=2 if wgmma else 4,
+        overlap=int("gluon" in arch.features and "dependent_launch" in arch.features),
+    )
 
 
 def _lanes(problem: Problem, layout: Layout, arch: Arch) -> Schedule:
@@ -179,9 +254,11 @@ def apply(program: Program, schedule: Schedule, arch: Arch) -> Program:
     how = _decode(problem, schedule, layout)
     program = rewrite.convert(rewrite.pack(program, layout), how, F32 if lanes else problem.x)
     if schedule.unit == "vendor":
-        return rewrite.tile(rewrite.dequantize(program), schedule.block_n, k=schedule.block_k)
+        return rewrite.tile(rewrite.dequantize(program), "k", schedule.block_k, schedule.block_n)
     if layout.row_units() is None:
-        raise ScheduleError(f"layout {layout} interleaves rows: only the dequant schedule (unit=vendor) reads it")
+        return _in_blocks(program, schedule, layout, how)
+    if schedule.side == "left":
+        raise ScheduleError(f"layout {layout} is one of rows: w as the left operand is read in the order of its fragments")
     granule = layout.per_unit * (QUAD if lanes else 1)
     if schedule.block_k % granule:
         raise ScheduleError(f"block_k={schedule.block_k} is not a multiple of {granule}, the codes that a load brings: use one")
@@ -194,19 +271,49 @@ def apply(program: Program, schedule: Schedule, arch: Arch) -> Program:
         )
     program = rewrite.split(program, layout, spans)
     program = rewrite.fold(program, QUAD) if lanes else program
-    program = rewrite.place_scale(program, schedule.unit, schedule.side, schedule.scale_at, how.left_out)
-    along = {"lane" if lanes else "word": schedule.block_k // granule}
-    return rewrite.tile(program, schedule.block_n, schedule.block_m, schedule.split_k, **along)
+    inside = ("quad" if lanes else "word", "code")
+    program = rewrite.place_scale(program, schedule.unit, schedule.side, schedule.scale_at, how.left_out, inside)
+    walked, size = "lane" if lanes else "word", schedule.block_k // granule
+    return rewrite.tile(program, walked, size, schedule.block_n, schedule.block_m, schedule.split_k)
+
+
+def _in_blocks(program: Program, schedule: Schedule, layout: Layout, how: Decode) -> Program:
+    """The rest of `apply` for codes in blocks of several rows: a step is whole blocks, under one scale if that is on the sums."""
+    block, group = layout.block, rewrite.padded_group(program.problem, layout)
+    for axis, size in (("n", schedule.block_n), ("k", schedule.block_k)):
+        if size % block[axis]:
+            raise ScheduleError(
+                f"block_{axis}={size} is not a multiple of {block[axis]}, what a block of the layout holds: use one"
+            )
+    if schedule.scale_at == "accumulator" and group % schedule.block_k:
+        raise ScheduleError(
+            f"scale_at=accumulator needs each sum under one scale; block_k={schedule.block_k} does not divide group {group}: "
+            "take scale_at=weight, or a block_k that divides the group"
+        )
+    program = rewrite.place_scale(program, schedule.unit, schedule.side, schedule.scale_at, how.left_out, ("k",))
+    meet = Space(schedule.sum_at)
+    return rewrite.tile(program, "k", schedule.block_k, schedule.block_n, schedule.block_m, schedule.split_k, meet)
+
+
+FAST = ("gemv_mma", "gemv_half")
+"""Templates in Gluon, which decode the pairs of a word where they stand. They run on GPUs only; gemm is their portable twin."""
 
 
 def _agree(problem: Problem, schedule: Schedule) -> None:
     """Refuse choices that contradict each other or the number of rows."""
     unit, rows = schedule.unit, problem.m[1]
     refusals = (
-        (unit == "lanes" and rows > 1, f"unit=lanes multiplies one row of x, not {rows}: take unit=mma or vendor"),
-        (unit == "mma" and rows == 1, "unit=mma multiplies several rows of x, not one: take unit=lanes or vendor"),
+        (unit in ("lanes", "halves") and rows > 1, f"unit={unit} multiplies one row of x, not {rows}: take unit=mma or vendor"),
+        (
+            unit == "mma" and rows == 1 and schedule.side == "right",
+            "unit=mma multiplies several rows of x, not one: take unit=lanes or vendor",
+        ),
         (unit != "mma" and schedule.side == "left", f"side=left with unit={unit}: only a matrix instruction has sides"),
-        (unit != "mma" and schedule.split_k > 1, f"split_k={schedule.split_k} with unit={unit}: only mma programs share k"),
+        (
+            schedule.split_k > 1 and unit != ("halves" if schedule.sum_at == "shared" else "mma"),
+            f"split_k={schedule.split_k} with unit={unit} and sum_at={schedule.sum_at}: mma programs share k through global "
+            "memory, halves through the shared memory of a cluster",
+        ),
         (
             schedule.convert_at != ("global" if unit == "vendor" else "register"),
             f"convert_at={schedule.convert_at} with unit={unit}: weights are decoded to registers, to global memory for vendor",
@@ -234,6 +341,8 @@ def _decode(problem: Problem, schedule: Schedule, layout: Layout) -> Decode:
         if not (lanes and on_sums and problem.x == F16):
             raise ScheduleError("zero_at=accumulator needs unit=lanes, scale_at=accumulator and x in f16: take zero_at=weight")
         return decode_as_subnormal(form, layout.per_unit)
+    if schedule.template in FAST and schedule.scale_at == "accumulator":
+        return decode(form, problem.x, 16 // form.bits)
     # decoded in f32 and rounded once: a weight that is scaled, or has a fraction, before it is multiplied, and wide codes
     wide = not on_sums or form.zero_mode == "float" or (form.codebook is None and form.bits > problem.x.mantissa)
     in_place = schedule.unit != "vendor" and schedule.side == "right"

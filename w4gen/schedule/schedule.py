@@ -6,7 +6,19 @@ from dataclasses import dataclass, fields
 
 from w4gen.errors import ScheduleError
 
-IN_PROGRAM = ("template", "block_m", "block_n", "block_k", "split_k", "unit", "side", "scale_at", "zero_at", "convert_at")
+IN_PROGRAM = (
+    "template",
+    "block_m",
+    "block_n",
+    "block_k",
+    "split_k",
+    "sum_at",
+    "unit",
+    "side",
+    "scale_at",
+    "zero_at",
+    "convert_at",
+)
 """The choices that applying a schedule writes into the program; the others a template must read."""
 
 
@@ -14,11 +26,12 @@ IN_PROGRAM = ("template", "block_m", "block_n", "block_k", "split_k", "unit", "s
 class Schedule:
     """How one piece is computed.
 
-    block_n, block_k: outputs and k per program and step · unit: lanes (multiply-add), mma, or vendor (the vendor's matmul of a
-    dequantized weight) · side: of w in an mma · scale_at, zero_at: weight or
-    accumulator · convert_at: register, shared, global · split_k: programs that share a k range · warps, stages: as Triton
-    counts them · maxnreg: registers a thread at most (0: the compiler's choice) · vector: neighbouring words of a lane where w is
-    decoded in the order of the matrix instruction.
+    block_n, block_k: outputs and k per program and step · unit: lanes (multiply-add), halves (of pairs of f16), mma, or vendor
+    (the vendor's matmul of a dequantized weight) · side: of w in an mma · scale_at, zero_at: weight or accumulator · convert_at:
+    register, shared, global · split_k: programs that share a k range · sum_at: where their sums meet, global memory or shared (of
+    a cluster) · warps, stages: as Triton counts them, or steps asked for ahead · maxnreg: registers a thread at most (0: the
+    compiler's choice) · vector: neighbouring k of a lane where w is decoded in the order of the matrix instruction · ring: pieces
+    of x a warp has in flight · overlap: 1 to start while the kernel in front still runs (dependent launch).
     """
 
     template: str
@@ -31,17 +44,21 @@ class Schedule:
     zero_at: str = "weight"
     convert_at: str = "register"
     split_k: int = 1
+    sum_at: str = "global"
     warps: int = 4
     stages: int = 1
     maxnreg: int = 0
     vector: int = 2
+    ring: int = 2
+    overlap: int = 0
 
     def __post_init__(self) -> None:
         for name in ("block_m", "block_n", "block_k", "split_k", "warps", "stages"):
             if getattr(self, name) < 1:
                 raise ScheduleError(f"{name}={getattr(self, name)} is not positive")
         for name, allowed in (
-            ("unit", ("lanes", "mma", "vendor")),
+            ("unit", ("lanes", "halves", "mma", "vendor")),
+            ("sum_at", ("shared", "global")),
             ("side", ("left", "right")),
             ("scale_at", ("weight", "accumulator")),
             ("zero_at", ("weight", "accumulator")),

@@ -1,0 +1,253 @@
+"""Printers for Gluon templates: a tensor has one element, or a few neighbours, a thread; lanes are those of the fragment."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from w4gen.codegen import ptx, tl
+from w4gen.codegen.blocks import Order
+from w4gen.codegen.printer import Printer, constants
+from w4gen.errors import TemplateError
+from w4gen.ir import decode as d
+from w4gen.ir.program import Program
+from w4gen.ir.tile import Repeat
+from w4gen.ir.types import F16
+from w4gen.schedule.schedule import Schedule
+
+
+class GluonPrinter(Printer):
+    """What both fast templates call: words and scales of a thread, and the left operands they decode to."""
+
+    def __init__(self, program: Program, schedule: Schedule) -> None:
+        super().__init__(program, schedule)
+        layout = program.tile("codes.stored").layout
+        if layout is None:
+            raise TemplateError("codes.stored has no layout: apply the schedule first")
+        self.order = Order(layout, 2)
+        self.how = tl.decoding(program)
+        if self.how.dtype.bits != 16 or any(isinstance(op, d.Lookup) for op in self.how.value) or self.how.per_unit > 16:
+            raise TemplateError(f"{schedule.template} decodes pairs of 16-bit values, not {self.how.dtype}")
+        if self.blocks["k"] % 64 or self.blocks["n"] % 16:
+            raise TemplateError(f"{schedule.template} takes 16 outputs and 64 k at a time: block_k={self.blocks['k']}")
+
+    @property
+    def workers(self) -> int:
+        """Warps that share the steps along k."""
+        return int(self.schedule.warps) * int(self.schedule.split_k)
+
+    @property
+    def turns(self) -> int:
+        """Steps of a worker."""
+        return -(-self.chunks // self.workers)
+
+    @property
+    def chunks(self) -> int:
+        """Steps along k, of all workers."""
+        return self.program.tile(self.program.source("w.tile")).sizes["k"] // self.blocks["k"]
+
+    def calls(self) -> dict[str, Any]:
+        return super().calls() | {"values": self.values, "ptx": ptx.decode_pairs(self.how), "kind": self.how.dtype.name}
+
+    def constants(self) -> str:
+        """Sizes of the problem, of a step and of what the warps share."""
+        rows = [
+            ("N", self.program.tile(self.out).sizes["n"], "outputs"),
+            ("K", self.program.tile("x").sizes["k"], "inputs"),
+            ("ROWS", self.blocks["n"] // 16, "times 16 outputs per program"),
+            ("BLOCK_K", self.blocks["k"], "inputs per step, under one scale"),
+            ("QUADS", self.blocks["k"] // self.order.held["k"], f"quads of {self.order.held['k']} inputs in a step"),
+            ("FRAGMENTS", self.order.held["k"] // 16, "times 16 inputs in a quad"),
+            ("WORDS", self.order.units, "words of a quad's 32 lanes"),
+            ("ROW_WORDS", self.order.stride("n"), "words of 16 outputs"),
+            ("ROW_SCALES", self.scale_strides["n"][-1], "scales of 16 outputs"),
+            ("WARPS", self.schedule.warps, "warps per program"),
+            ("WORKERS", self.workers, "warps that share the steps along k"),
+            ("STEPS", self.turns, "steps of a warp"),
+            ("LAST", self.chunks - (self.turns - 1) * self.workers, "warps that have a last step"),
+            ("AHEAD", min(int(self.schedule.stages), self.turns), "steps whose words are asked for ahead"),
+        ]
+        return constants(rows, "gl")
+
+    def load(self, operand: str, extra: str = "") -> str:
+        self.ledger.update(self.parted(operand)[0] + (self.parted(operand)[1] if operand == "scale" else []))
+        return "\n".join({"w": self.words, "scale": self.scales}[operand]())
+
+    def words(self) -> list[str]:
+        """Lines that point a thread to its words of the worker's first step."""
+        n = self.program.tile(self.program.source("w.tile")).sizes["n"]
+        if n != self.order.layout.size("n"):
+            raise TemplateError(
+                f"block_n={self.blocks['n']} does not divide the {self.order.layout.size('n')} outputs stored: take 16"
+            )
+        return [
+            "at = first * ROW_WORDS + worker * (QUADS * WORDS) + lane * 4",
+            "words = codes_ptr + each_of(at, FOUR) + gl.arange(0, 4, gl.SliceLayout(0, FOUR))[None, :]",
+        ]
+
+    @property
+    def scale_strides(self) -> dict[str, list[int]]:
+        """Scales from one to the next along n (lanes, the two outputs of a lane, 16 outputs) and along g."""
+        layout = self.program.tile("scale.stored").layout
+        if layout is None:
+            raise TemplateError("scale.stored has no layout: apply the schedule first")
+        return {axis: [d.stride // layout.bits for d in layout.digits if d.axis == axis] for axis in layout.axes}
+
+    def scales(self) -> list[str]:
+        """Lines that point a thread to the scales of a worker's step."""
+        group = next(op.group for op in map(self.program.op, self.chains["scale"]) if isinstance(op, Repeat))
+        lanes, pair, _ = self.scale_strides["n"]
+        if pair != 1:
+            raise TemplateError("the scales of n and n + 8 are not neighbours: a thread loads them as one pair")
+        own, each = f"first * ROW_SCALES + lane // 4 * {lanes}", self.scale_strides["g"][0]
+        if group == self.blocks["k"]:
+            lines = [f"at = {own} + worker * {each}"]
+            offset = f" + turn * (WORKERS * {each})"
+        else:
+            lines = [f"at = {own} + (turn * WORKERS + worker) * BLOCK_K // {group} * {each}"]
+            offset = ""
+        return [*lines, f"scales = scale_ptr + each_of(at, TWO) + gl.arange(0, 2, gl.SliceLayout(0, TWO))[None, :]{offset}"]
+
+    def values(self) -> str:
+        """Lines that decode a word."""
+        count = self.how.per_unit
+        outputs, kinds = ",".join(["=&r"] * count), ", ".join(["gl.int32"] * count)
+        return f'return gl.inline_asm_elementwise(DECODE, "{outputs},r", [word], dtype=({kinds}), is_pure=True, pack=1)'
+
+    def decode(self, operand: str) -> str:
+        """Lines that give the fragments of a quad, in the order of k, from the layout's digits."""
+        self.ledger.update(self.parted("w")[1])
+        count, lines = self.how.per_unit, ["w = four_of(words)"]
+        if count >= 4:
+            lines += [f"v{word} = values_of(w[{word}])" for word in range(4)]
+            each = [
+                f"v{word}[{start}:{start + 4}]" if count > 4 else f"v{word}" for word in range(4) for start in range(0, count, 4)
+            ]
+        else:
+            each = [f"values_of(w[{word}]) + values_of(w[{word + 1}])" for word in (0, 2)]
+        return "\n".join([*lines, f"return ({', '.join(each)},)"])
+
+    @property
+    def kind(self) -> str:
+        """The type of y."""
+        return tl.type_of(self.program.tile(self.out)).replace("tl.", "gl.")
+
+    def added(self) -> list[str]:
+        """Lines that add the bias to `total`."""
+        roles = self.program.operands(self.out)
+        self.ledger[self.out] += 1
+        if "bias" not in roles:
+            return []
+        self.ledger.update(tl.chain(self.program, roles["bias"]))
+        return ["bias = gl.load(bias_ptr + n, mask=n < N, other=0.0)", "total += bias.to(gl.float32)"]
+
+
+class MmaPrinter(GluonPrinter):
+    """Printer of gemv_mma: mma.sync, the weights on the left, x through a ring in shared memory."""
+
+    def calls(self) -> dict[str, Any]:
+        each = self.blocks["m"] * 128
+        return super().calls() | {"ring": self.ring, "ring_bytes": self.ring * self.schedule.warps * each}
+
+    @property
+    def ring(self) -> int:
+        """Pieces of x in flight, of those that a warp has."""
+        return min(int(self.schedule.ring), self.turns * self.blocks["k"] // 64 + 1)
+
+    def constants(self) -> str:
+        rows = [
+            ("TILES", self.blocks["m"] // 8, "times 8 rows of x"),
+            ("PIECES", self.blocks["k"] // 64, "times 64 inputs in a step"),
+            ("RING", self.ring, "pieces of x in flight"),
+        ]
+        return super().constants() + "\n" + constants(rows, "gl")
+
+    def load(self, operand: str, extra: str = "") -> str:
+        if operand == "x":
+            self.ledger.update(self.chains["x"])
+            return "x = x_ptr + (lane // 8 * K + worker * BLOCK_K + lane % 8 * 8)"
+        return super().load(operand, extra)
+
+    def dot(self) -> str:
+        """The sum of the two chains of instructions."""
+        self.ledger["part"] += 1
+        return f"part = ({', '.join(f'low[{i}] + high[{i}]' for i in range(4))})"
+
+    def scale(self, operand: str) -> str:
+        """Scale the sums: two of a thread belong to n, two to n + 8."""
+        self.ledger["scaled"] += 1
+        return "a, b = two_of(scales[row])\nscaled = (part[0] * a, part[1] * a, part[2] * b, part[3] * b)"
+
+    def reduce(self, *names: str) -> str:
+        self.ledger["acc"] += 1
+        return f"sums = sums + (({', '.join(f'old[{i}] + scaled[{i}]' for i in range(4))}),)"
+
+    def store(self) -> str:
+        """Add the bias, round and write."""
+        return "\n".join([*self.added(), f"gl.store(y_ptr + m * N + n, total.to({self.kind}), mask=(m < m_count) & (n < N))"])
+
+
+class HalfPrinter(GluonPrinter):
+    """Printer of gemv_half: one row of x, products added up in halves along 64 k, programs of a cluster sharing k."""
+
+    CHAIN = 8
+    """Products that one half adds up."""
+
+    def calls(self) -> dict[str, Any]:
+        split = int(self.schedule.split_k)
+        texts = {"cluster_open": ptx.cluster_open(16, split), "cluster_sum": ptx.cluster_sum(16, split)} if split > 1 else {}
+        return super().calls() | {"split": split, "x_bytes": self.loads * 512 * self.schedule.warps} | texts
+
+    @property
+    def loads(self) -> int:
+        """16-byte loads with which a thread brings its share of its warp's x."""
+        return -(-self.turns * self.blocks["k"] // 256)
+
+    def constants(self) -> str:
+        largest = max(abs(value) for value in self.program.problem.format.values)
+        rows = [
+            ("SPLIT", self.schedule.split_k, "programs of a cluster"),
+            ("LOADS", self.loads, "16-byte loads of x by a thread"),
+            (
+                "RANGE",
+                math.floor(math.log2(F16.max / (self.CHAIN * largest))),
+                f"log2 of |x| up to which {self.CHAIN} products fit a half",
+            ),
+        ]
+        return super().constants() + "\n" + constants(rows, "gl")
+
+    def load(self, operand: str, extra: str = "") -> str:
+        if operand == "x":
+            self.ledger.update(self.chains["x"])
+            k = self.program.problem.k
+            inside = "" if self.loads * 256 * self.workers == k else ", mask=each_of(k < K, FOUR).broadcast_to(x.shape), other=0"
+            point = "x = x_ptr.to(gl.pointer_type(gl.int32)) + each_of(k // 2, FOUR)"
+            return f"{point} + gl.arange(0, 4, gl.SliceLayout(0, FOUR))[None, :]\npart = gl.load(x{inside})"
+        return super().load(operand, extra)
+
+    def dot(self) -> str:
+        """Two products for each of the two outputs."""
+        self.ledger["part"] += 1
+        return "\n".join(
+            [
+                "x0, x1 = x[j % 2 * 2], x[j % 2 * 2 + 1]",
+                "low = fma2(w[j % FRAGMENTS][0], x0, low) if j % 4 else mul2(w[j % FRAGMENTS][0], x0)",
+                "high = fma2(w[j % FRAGMENTS][1], x0, high) if j % 4 else mul2(w[j % FRAGMENTS][1], x0)",
+                "low = fma2(w[j % FRAGMENTS][2], x1, low)",
+                "high = fma2(w[j % FRAGMENTS][3], x1, high)",
+            ]
+        )
+
+    def scale(self, operand: str) -> str:
+        self.ledger["scaled"] += 1
+        return "a, b = two_of(scales[0])\nscaled = (part[0] * a, part[1] * b)"
+
+    def reduce(self, *names: str) -> str:
+        self.ledger.update(name for name in ("acc", "parts") if name in self.program.graph)
+        return "acc = (acc[0] + scaled[0], acc[1] + scaled[1])"
+
+    def store(self) -> str:
+        """Add the bias, round and write, in the first program of a cluster."""
+        lines = self.added()
+        inside = "(n < N) & (share == 0)" if self.schedule.split_k > 1 else "n < N"
+        return "\n".join([*lines, f"gl.store(y_ptr + n, total.to({self.kind}), mask={inside})"])
