@@ -8,12 +8,11 @@ from dataclasses import fields
 from itertools import dropwhile, takewhile
 from typing import Any
 
-from w4gen.codegen import blocks, tl, walk
+from w4gen.codegen import tl, walk
 from w4gen.codegen.index import suffixed
 from w4gen.errors import TemplateError
 from w4gen.ir.program import Program
 from w4gen.ir.tile import Convert, Dot, Reduce, Slice, Space
-from w4gen.ir.types import F32
 from w4gen.schedule.rewrite import GROUPED
 from w4gen.schedule.schedule import IN_PROGRAM, Schedule
 
@@ -185,108 +184,6 @@ class Printer:
         for field in fields(Schedule):
             if field.name not in self.schedule.read and getattr(self.schedule._schedule, field.name) != field.default:
                 raise TemplateError(f"{template} never reads {field.name} of the schedule: leave it at {field.default}")
-
-
-class DensePrinter(Printer):
-    """Printer of the kernel that dequantizes: blocks of n and k, whatever the layout."""
-
-    def constants(self) -> str:
-        """Sizes of the weight and of its blocks, as constants."""
-        dense = self.program.tile("w.dense").sizes
-        rows = [
-            ("N", dense["n"], "outputs"),
-            ("K", dense["k"], "inputs"),
-            ("BLOCK_N", self.blocks["n"], "outputs per program"),
-            ("BLOCK_K", self.blocks["k"], "inputs per program"),
-        ]
-        return constants(rows)
-
-    def store(self) -> str:
-        """Round and write a block of the weight."""
-        self.ledger["w.dense"] += 1
-        element = tl.type_of(self.program.tile("w.dense"))
-        value = tl.variable(self.program.source("w.dense"))
-        at, inside = "n[:, None] * K + k[None, :]", "(n[:, None] < N) & (k[None, :] < K)"
-        return f"tl.store(dense_ptr + {at}, {value}.to({element}), mask={inside})"
-
-
-class GemmPrinter(Printer):
-    """Printer of products with w as the left operand, stored in blocks that are whole fragments of the instruction."""
-
-    SIDE = "left"
-
-    def calls(self) -> dict[str, Any]:
-        return super().calls() | {"walk": self.walk, "finish": self.finish, "pair_type": blocks.pair_type(self.program)}
-
-    def constants(self) -> str:
-        """Sizes of the problem, of the tiles, and of the layout's blocks, as constants."""
-        order, steps = self.order, -(-self.program.tile(self.program.source("w.tile")).sizes["k"] // self.blocks["k"])
-        split = self.program.tile("parts").sizes["part"] if "parts" in self.program.graph else 1
-        rows = [
-            ("N", self.program.tile(self.out).sizes["n"], "outputs"),
-            ("K", self.program.tile("x").sizes["k"], "inputs"),
-            ("BLOCK_M", self.blocks["m"], "rows of x per program"),
-            ("BLOCK_N", self.blocks["n"], "outputs per program"),
-            ("BLOCK_K", self.blocks["k"], "inputs per step"),
-            ("TALL", self.blocks["n"] // order.held["n"], f"stored blocks of {order.held['n']} outputs"),
-            ("WIDE", self.blocks["k"] // order.held["k"], f"stored blocks of {order.held['k']} inputs"),
-            ("WORDS", order.units, "words of a stored block"),
-            ("STEPS", steps, "steps along k"),
-            ("SPLIT", split, "programs that share k"),
-        ]
-        return constants(rows)
-
-    @property
-    def order(self) -> blocks.Order:
-        """How the codes are stored, and the order of k in which the instruction takes them."""
-        layout = self.program.tile("codes.stored").layout
-        if layout is None or self.blocks["n"] % (16 * self.schedule.warps):
-            raise TemplateError(f"gemm gives each of {self.schedule.warps} warps 16 outputs: block_n={self.blocks['n']}")
-        return blocks.Order(layout, self.schedule.vector)
-
-    def magic(self) -> str:
-        return "\n".join(blocks.magic(self.program) or tl.magic(self.program, "(m_count >> 31)"))
-
-    def walk(self) -> str:
-        """The k of a step, in the order in which the instruction takes them."""
-        return f"k = step * BLOCK_K + {self.order.walk()}"
-
-    def load(self, operand: str, extra: str = "") -> str:
-        if operand != "w":
-            return super().load(operand, extra)
-        seen = self.parted("w")[0]
-        self.ledger.update(seen)
-        return "\n".join(self.order.load(self.program, seen, extra))
-
-    def decode(self, operand: str) -> str:
-        value = self.parted("w")[1][0]
-        self.ledger[value] += 1
-        rest = takewhile(lambda name: "scale" not in self.program.operands(name), self.parted("w")[1][1:])
-        return "\n".join([*blocks.decoded(self.program, value, self.order), *(line for name in rest for line in self.node(name))])
-
-    def store(self) -> str:
-        """Round and write, or write the partial sums."""
-        if "parts" not in self.program.graph:
-            return super().store()
-        self.written += 1
-        at = "(share * m_count + m[None, :]) * N + n[:, None]"
-        return f"tl.store(parts_ptr + {at}, parts, mask=(m[None, :] < m_count) & (n[:, None] < N))"
-
-    def finish(self) -> str:
-        """The second kernel's lines: add the partial sums of `at` in order, round, write."""
-        program, roles = self.program, self.program.operands(self.out)
-        self.ledger.update(["acc", self.out])
-        if program.op("acc") != Reduce(("part",)) or program.tile("acc").element != F32:
-            raise TemplateError(f"acc ({program.op('acc')}) is not the f32 sum over part that this function adds up")
-        lines = [
-            "acc = tl.load(parts_ptr + at, mask=inside, other=0.0)",
-            "for share in tl.static_range(1, SPLIT):",
-            "    acc += tl.load(parts_ptr + share * m_count * N + at, mask=inside, other=0.0)",
-        ]
-        if "bias" in roles:
-            self.ledger.update(tl.chain(program, roles["bias"]))
-            lines.append("acc += tl.load(bias_ptr + at % N, mask=inside, other=0.0).to(tl.float32)")
-        return "\n".join([*lines, f"tl.store(y_ptr + at, acc.to({tl.type_of(program.tile(self.out))}), mask=inside)"])
 
 
 def constants(rows: Iterable[tuple[str, int, str]], language: str = "tl") -> str:

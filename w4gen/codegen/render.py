@@ -12,8 +12,9 @@ import jinja2
 
 from w4gen import paths
 from w4gen.codegen import tl
+from w4gen.codegen.blocks import DensePrinter, GemmPrinter
 from w4gen.codegen.gluon import HalfPrinter, MmaPrinter
-from w4gen.codegen.printer import DensePrinter, GemmPrinter, Printer
+from w4gen.codegen.printer import Printer
 from w4gen.errors import TemplateError
 from w4gen.formats import FAMILIES
 from w4gen.ir.lower import lower
@@ -147,7 +148,7 @@ def read(source: str) -> Kernel:
 GRIDS = {
     "gemv": ("n",),
     "gemm": ("m", "n", "part"),
-    "gemv_mma": ("n",),
+    "gemv_mma": ("n", "m"),
     "gemv_half": ("n",),
     "dequant": ("k", "n"),
     "add_parts": ("y",),

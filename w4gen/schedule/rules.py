@@ -78,11 +78,11 @@ def pick(program: Program, arch: Arch) -> Schedule:
     layout = problem.layout or layout_for(problem.format, arch, problem.n, problem.k)
     low, high = problem.m
     if low > FUSED or (arch.fragment is None and low > 1):
-        return _dense(problem)
+        return _dense(problem, layout)
     if layout.row_units() is None:
         return _fast(problem, layout, arch) or _gemm(problem, layout, arch)
     if high > 16:
-        return _dense(problem)
+        return _dense(problem, layout)
     chosen = _lanes(problem, layout, arch) if high == 1 else _mma(problem, layout)
     if rewrite.spans(layout, rewrite.padded_group(problem, layout), _words(chosen, layout)) is None:
         return replace(chosen, scale_at="weight", zero_at="weight")
@@ -93,10 +93,13 @@ FUSED = 128
 """The largest M for which decoding inside the multiplication is predicted faster than dequantizing first."""
 
 
-def _dense(problem: Problem) -> Schedule:
+def _dense(problem: Problem, layout: Layout) -> Schedule:
     """Dequantize the whole weight, then the vendor's matmul: any layout and format, and the choice for large M."""
-    block_n = 4 if problem.n <= 4 * 65535 else 64  # a grid has no more programs along its second axis
-    return Schedule(template="dequant", block_n=block_n, block_k=512, unit="vendor", scale_at="weight", convert_at="global")
+    if layout.row_units() is None:
+        block_n, block_k = (4 if problem.n <= 2**20 else 16) * layout.block["n"], max(128, layout.block["k"])
+    else:
+        block_n, block_k = 4 if problem.n <= 4 * 65535 else 64, 512  # a grid has no more programs along its second axis
+    return Schedule(template="dequant", block_n=block_n, block_k=block_k, unit="vendor", scale_at="weight", convert_at="global")
 
 
 def _fast(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
@@ -104,22 +107,22 @@ def _fast(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
 
     x is copied 16 bytes at a time; codes are decoded in x's type, in pairs, and a step of 64 k or more has one scale.
     """
-    form, group = problem.format, rewrite.padded_group(problem, layout)
+    form, group, looked_up = problem.format, rewrite.padded_group(problem, layout), problem.format.codebook is not None
     block_k = next((size for size in (128, 64) if group % size == 0 and size % layout.block["k"] == 0), 0)
-    exact = form.codebook is None and form.zero is None and form.bits <= problem.x.mantissa
-    if "gluon" not in arch.features or not exact or not block_k or problem.k % 8 or problem.m[1] > 32:
+    exact = form.bits in (2, 4) if looked_up else form.bits <= problem.x.mantissa
+    if "gluon" not in arch.features or not exact or form.zero_mode not in (None, "integer") or not block_k or problem.k % 8:
         return None
-    if (problem.m[1] > 8 and problem.k > 4096) or (problem.m[1] > 16 and problem.n * problem.k > 2**22):
+    n, k, m = problem.n, problem.k, problem.m[1]
+    plain = not looked_up and form.zero is None  # what gemm decodes as fast
+    if m > 32 or (plain and ((m > 8 and k > (4096 if block_k == 128 else 8192)) or (m > 16 and n * k > 2**22))):
         return None  # each program would read too much of x: gemm reads it once for more outputs
-    n, steps = problem.n, -(-problem.k // block_k)
-    if problem.m == (1, 1) and problem.x == F16 and form.bits <= 4:
+    if problem.m == (1, 1) and problem.x == F16 and form.bits <= 4 and not looked_up:
         return _halves(problem, block_k, arch)
-    rows = 2 if layout.size("n") % 32 == 0 and n >= 8192 else 1
-    warps = 8 if n < 16 * rows * 2 * arch.sms and problem.k >= 4096 else 4
-    tiles = -(-problem.m[1] // 8)
-    room = (48 * 1024 - rows * tiles * warps * 512) // (
-        warps * tiles * 1024
-    )  # pieces of x beside the sums, in static shared memory
+    tiles, steps = -(-min(m, 32 if plain else 16) // 8), -(-k // block_k)
+    rows = 2 if layout.size("n") % 32 == 0 and n >= (16384 if looked_up and tiles > 1 else 8192) else 1
+    room = SHARED - (128 * 4**form.bits if looked_up else 0)
+    warps = 8 if (looked_up or n < 16 * rows * 2 * arch.sms) and k >= 4096 else 4
+    warps = next(each for each in (8, 4, 2, 1) if each <= warps and 2 * each * tiles * 1024 <= room)
     return Schedule(
         template="gemv_mma",
         block_m=8 * tiles,
@@ -129,9 +132,14 @@ def _fast(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
         side="left",
         warps=warps,
         stages=2 if steps > 3 * warps else 3,
-        ring=max(2, min(8, room)),
+        ring=min(8, room // (warps * tiles * 1024)),
+        maxnreg=0 if not looked_up or n < 16384 else 128 if tiles == 1 else 168,  # look-ups are asked for far ahead otherwise
         overlap=int("dependent_launch" in arch.features),
     )
+
+
+SHARED = 48 * 1024
+"""Bytes of shared memory that a program may declare in its text; what Triton allocates comes on top."""
 
 
 def _halves(problem: Problem, block_k: int, arch: Arch) -> Schedule:
@@ -140,11 +148,10 @@ def _halves(problem: Problem, block_k: int, arch: Arch) -> Schedule:
     Large layers: eight warps a program. Long or small ones: programs of a cluster share k until a warp has few steps.
     """
     n, steps = problem.n, -(-problem.k // block_k)
-    few = 1 if steps <= 16 else 2 if steps <= 32 else 3 if steps <= 80 else 4
     warps, split = 8, 1
     if n < 8192:
         warps = 8 if 16 < steps <= 64 else 4
-        split = min(8, -(-steps // (warps * few)))
+        split = min(7, -(-steps // (warps * (1 if steps <= 16 else 2))))
     elif steps > 128:
         warps, split = 4, min(8, -(-steps // 32))
     elif n >= 16384:
@@ -159,7 +166,7 @@ def _halves(problem: Problem, block_k: int, arch: Arch) -> Schedule:
         warps=warps,
         split_k=split,
         sum_at="shared" if split > 1 else "global",
-        stages=turns if turns <= 3 else 4 if turns > 8 else 2,
+        stages=turns if turns <= 3 else 4 if turns > 8 and problem.format.zero is None else 2,
         overlap=int("dependent_launch" in arch.features),
     )
 
@@ -341,8 +348,8 @@ def _decode(problem: Problem, schedule: Schedule, layout: Layout) -> Decode:
         if not (lanes and on_sums and problem.x == F16):
             raise ScheduleError("zero_at=accumulator needs unit=lanes, scale_at=accumulator and x in f16: take zero_at=weight")
         return decode_as_subnormal(form, layout.per_unit)
-    if schedule.template in FAST and schedule.scale_at == "accumulator":
-        return decode(form, problem.x, 16 // form.bits)
+    if schedule.template in FAST and on_sums:
+        return decode(form, problem.x, layout.per_unit if form.codebook is not None else 16 // form.bits)
     # decoded in f32 and rounded once: a weight that is scaled, or has a fraction, before it is multiplied, and wide codes
     wide = not on_sums or form.zero_mode == "float" or (form.codebook is None and form.bits > problem.x.mantissa)
     in_place = schedule.unit != "vendor" and schedule.side == "right"
