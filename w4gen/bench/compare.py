@@ -7,9 +7,11 @@ poisoned outputs.
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
 import multiprocessing
 import os
+import random
 import statistics
 import sys
 import time
@@ -44,6 +46,12 @@ LAYERS = (
 """(K, N) of the layers that are measured: of Llama 3.1 70B and 8B, and of Qwen2.5 1.5B."""
 REPEATS = 40
 ROUNDS = 3
+
+
+def random_layers(count: int) -> tuple[str, ...]:
+    """Layers whose sizes are spread evenly over the powers of two, always the same."""
+    draw = random.Random(0)
+    return tuple("x".join(str(8 * round(2 ** draw.uniform(3, 12))) for _ in range(2)) for _ in range(count))
 
 
 def random_weight(n: int, k: int, format: str, device: torch.device) -> Weight:
@@ -120,20 +128,23 @@ def told(shape: str, row: dict[str, Any]) -> str:
 
 @click.command()
 @click.option(
-    "--layer", "layers", multiple=True, default=[f"{k}x{n}" for k, n in LAYERS], help="KxN (inputs x outputs), repeatable"
+    "--layer", "layers", multiple=True, help="KxN (inputs x outputs), repeatable; ten layers of known models by default"
 )
+@click.option("--random", "count", default=0, help="that many random layers, K and N in 64 … 32768, multiples of 8")
 @click.option("--m", "tokens", multiple=True, type=int, default=(1, 8), show_default=True, help="rows of x, repeatable")
 @click.option("--format", "formats", multiple=True, default=("int4_g128",), show_default=True)
 @click.option("--dtype", "kinds", multiple=True, default=("float16",), show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="JSON file to write")
-def main(layers: tuple[str, ...], tokens: tuple[int, ...], formats: tuple[str, ...], kinds: tuple[str, ...], out: Path) -> None:
+def main(
+    layers: tuple[str, ...], count: int, tokens: tuple[int, ...], formats: tuple[str, ...], kinds: tuple[str, ...], out: Path
+) -> None:
     """Compare with cuBLAS on the GPU present, and write what was measured."""
     if not torch.cuda.is_available():
         raise click.ClickException("times come from GPUs only and there is none here: run this on a machine with one")
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-    shapes = [
-        (*parse_shape(f"{m}x{layer}"), form, kind) for kind in kinds for form in formats for layer in layers for m in tokens
-    ]
+    chosen = layers or random_layers(count) or tuple(f"{k}x{n}" for k, n in LAYERS)
+    asks = itertools.product(kinds, formats, chosen, tokens)
+    shapes = [(*parse_shape(f"{m}x{layer}"), form, kind) for kind, form, layer, m in asks]
     with ProcessPoolExecutor(min(16, os.cpu_count() or 1), mp_context=multiprocessing.get_context("spawn")) as pool:
         list(pool.map(asked, *zip(*shapes, strict=True)))  # compiled side by side, before anything is timed
     rows = []
