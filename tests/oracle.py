@@ -17,6 +17,27 @@ NF4 = [
 E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]
 UINT4 = [float(code) for code in range(16)]
 INT8 = [code - 128.0 for code in range(256)]
+
+
+def small_float(exponent: int, fraction: int) -> list[float]:
+    """The value of every code of a float with a sign, read off its bits written out; e4m3 and e5m2 as OCP's FP8 has them."""
+    values = []
+    for code in range(2 ** (1 + exponent + fraction)):
+        bits = format(code, f"0{1 + exponent + fraction}b")
+        sign, power, rest = bits[0], bits[1 : 1 + exponent], bits[1 + exponent :]
+        size = sum(2.0 ** -(place + 1) for place, bit in enumerate(rest) if bit == "1")
+        if "1" in power:
+            size = (1 + size) * 2.0 ** (int(power, 2) - (2 ** (exponent - 1) - 1))
+        else:
+            size = size * 2.0 ** (1 - (2 ** (exponent - 1) - 1))
+        if (exponent, fraction) == (4, 3) and "0" not in power + rest:
+            size = math.nan
+        if (exponent, fraction) == (5, 2) and "0" not in power:
+            size = math.nan if "1" in rest else math.inf
+        values.append(-size if sign == "1" else size)
+    return values
+
+
 VALUES = {"int4": INT4, "uint4": UINT4, "int8": INT8, "nf4": NF4, "e2m1": E2M1}
 
 LIMIT = {"f16": 3e-4, "bf16": 3e-3}

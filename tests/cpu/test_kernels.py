@@ -98,11 +98,38 @@ def test_formats_and_groups(form: str, m: int, kind: torch.dtype) -> None:
     assert case.error(bound(case)) <= (1.2 if rounded else 1) * case.limit
 
 
-@pytest.mark.parametrize("m", [1, 5])
-@pytest.mark.parametrize("form", [cases.CUBES, cases.UINT8, cases.UINT2], ids=lambda form: form.name)
-def test_formats_of_your_own(form: Format, m: int) -> None:
-    case = cases.call(form, m, 26, 384)
-    assert case.error(bound(case)) <= case.limit
+OWN = [cases.CUBES, cases.UINT8, cases.UINT2, cases.SIGNS, *cases.FLOATS]
+
+
+@pytest.mark.parametrize("kind", [F16, BF16], ids=["f16", "bf16"])
+@pytest.mark.parametrize("m", [1, 5, 130])
+@pytest.mark.parametrize("form", OWN, ids=lambda form: form.name)
+def test_formats_of_your_own(form: Format, m: int, kind: torch.dtype) -> None:
+    case = cases.call(form, m, 26, 384, kind)
+    if form.name == "e6m1" and kind == F16:
+        case = with_f32_scales(case, 2.0**-34)  # its weights are numbers of f16 once they are scaled, its values are not
+    rounded = m > 5 or form.name == "e6m1"  # each weight to x's type, as y is
+    assert case.error(bound(case)) <= (1.2 if rounded else 1) * case.limit
+
+
+def with_f32_scales(case: cases.Call, size: float) -> cases.Call:
+    """The same call with scales in f32, `size` times as large."""
+    form, scales = replace(case.w.format, scale=named("int4_f32").scale), case.scales.float() * size
+    return replace(case, w=w4gen.Weight.from_codes(case.codes, scales, None, form), scales=scales, true_w=case.true_w * size)
+
+
+@pytest.mark.parametrize("m", [1, 5, 130])
+@pytest.mark.parametrize(("form", "code"), [("e4m3", 0x7F), ("e4m3", 0xFF), ("e5m2", 0x7E), ("e5m2", 0xFC), ("e5m2", 0x7C)])
+def test_a_code_that_is_no_number_stays_in_its_row(form: str, code: int, m: int) -> None:
+    """The output of that row is no number either, whatever x is there, and all others are what they were."""
+    case = cases.call(next(each for each in cases.FLOATS if each.name == form), m, 26, 384)
+    clean = bound(case)
+    codes = case.codes.clone()
+    codes[7, 200] = code
+    y = bound(replace(case, w=w4gen.Weight.from_codes(codes, case.scales, None, case.w.format)))
+    others = [row for row in range(26) if row != 7]
+    assert torch.equal(y[:, others], clean[:, others])
+    assert not y[:, 7].isfinite().any()
 
 
 def with_codes_at_zero(form: str, m: int, kind: torch.dtype) -> cases.Call:

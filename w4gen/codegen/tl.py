@@ -71,14 +71,25 @@ def expression(op: d.Op, text: str, low: str) -> str:
             return f"({text} & (0x{int(mask.factor):X} << {low}))" if low else f"({text} & 0x{int(mask.value(0)):X})"
         case d.Or(bits):
             return f"({text} | {'magic' if bits > 0xFFFF else f'0x{bits:X}'})"
+        case d.Left(by):
+            return f"({text} << {by})"
+        case d.Right(by):
+            return f"({text} >> {by})"
+        case d.Clear(bits):
+            return f"({text} & ~0x{bits:X})"
+        case d.AtLeast(bits):
+            return f"tl.maximum({bare(text)}, 0x{bits:X})"
+        case d.Except(ones, bits):
+            return f"tl.where(({text} & 0x{ones:X}) == 0x{ones:X}, {text} | 0x{bits:X}, {text})"
         case d.Bitcast(dtype):
             return f"{text}.to({TYPES[dtype.name]}, bitcast=True)"
-        case d.Fma(_, plus) if low:
+        case d.Fma(times, plus) if low and times.factor:
             bias = f"{-plus.factor!r} / (1 << {low})"
             return f"{text} - ({bias} + {-plus.base!r})".replace("+ -", "- ") if plus.base else f"{text} - {bias}"
         case d.Fma(times, plus):
-            scaled = text if times.value(0) == 1 else f"{text} * {times.value(0)!r}"
-            return f"{scaled} + {plus.value(0)!r}".replace("+ -", "- ")
+            whole = text if text.isidentifier() or text.endswith(")") else f"({text})"
+            scaled = text if times.value(0) == 1 else f"{whole} * {times.value(0)!r}"
+            return f"{scaled} + {plus.value(0)!r}".replace("+ -", "- ") if plus.value(0) else scaled
         case d.Lookup(dtype):
             return f"look_up(codebook_tile, {bare(text)})" + ("" if dtype.name == "f32" else f".to({TYPES[dtype.name]})")
 
@@ -88,15 +99,16 @@ def pairs(program: Program, name: str) -> list[str]:
     how, form, value = _decoding(program), program.problem.format, variable(name)
     if how != d.decode(form, how.dtype, how.per_unit, in_place=False) or how.dtype.bits != 16:
         raise TemplateError(f"{name}: pairs are decoded in 16 bits, every code shifted down to bit 0, not as {how}")
-    mask, times, plus = 2**form.bits - 1, form.step, next(op.plus.value(0) for op in how.value if isinstance(op, d.Fma))
-    scaled = "" if times == 1 else f" * {times!r}"
+    mask, text = 2**form.bits - 1, "halves(w_bits)"
+    for op in (op for op in how.value if isinstance(op, d.Fma)):
+        text = expression(op, text, "")
     return [
         "u, v = tl.split(w_tile.reshape([32 * WARPS, 4 * REPEAT, 2]))",
         "half = (span * CODES // PER_HALF + tl.arange(0, HALVES)) * 16",
         f"low = (span * CODES % PER_HALF + tl.arange(0, IN_HALF)) * {form.bits}",
         "pair = ((u[:, :, None] >> half[None, None, :]) & 0xFFFF) | ((v[:, :, None] >> half[None, None, :]) << 16)",
         f"w_bits = ((pair[:, :, :, None] >> low[None, None, None, :]) & 0x{mask << 16 | mask:08X}) | magic",
-        f"{value} = halves(w_bits){scaled} + {plus!r}".replace("+ -", "- "),
+        f"{value} = {text}",
         f"{value} = {value}.reshape([4, 8, WARPS, REPEAT, 2, 4 // VECTOR, VECTOR // 2, HALVES, IN_HALF, 2])",
         f"{value} = {value}.permute([3, 2, 4, 1, 7, 8, 5, 0, 6, 9]).reshape([BLOCK_N, 16 * CODES])",
     ]
@@ -127,10 +139,10 @@ def value(name: str, codes: str, how: d.Decode) -> list[str]:
     lines: list[str] = []
     text, low = codes, low_bit(how)
     for op in how.value:
-        if isinstance(op, d.Bitcast):
+        if isinstance(op, d.Bitcast | d.Except):
             lines, text = [*lines, f"w_bits = {bare(text)}"], "w_bits"
         if isinstance(op, d.Fma):
-            scaled = f" * ({op.times.factor!r} / (1 << {low}))" if low else ""
+            scaled = f" * ({op.times.factor!r} / (1 << {low}))" if low and op.times.factor else ""
             lines, text = [*lines, f"w_float = {text}{scaled}"], "w_float"
         text = expression(op, text, low)
     return [*lines, f"{name} = {text}"]
@@ -166,7 +178,7 @@ def conversion(program: Program, name: str) -> list[str]:
             how = _decoding(program)
             if how.power:
                 low = f" / (1 << {low_bit(how)})" if low_bit(how) else ""
-                x = f"({x} * (2.0**{149 - how.power}{low}))"
+                x = f"({x} * (2.0**{how.below - how.power}{low}))"
             w, x = variable(roles["w"]), suffixed(x, *_dims(program, roles["x"], name))
             return [f"{variable(name)} += {suffixed(w, *_dims(program, roles['w'], name))} * {x}"]
         case Dot(_, _, "left"):

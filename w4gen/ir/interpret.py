@@ -169,7 +169,8 @@ class _Run:
 
     def convert(self, name: str, op: Convert, operands: dict[str, Any]) -> Any:
         if "codes" in operands:
-            table = np.asarray(operands.get("codebook", self.program.problem.format.values), np.float64)
+            form: Any = self.program.tile(self.program.operands(name)["codes"]).element
+            table = np.asarray(operands["codebook"] if form.codebook is not None else form.values, np.float64)
             return (table - (op.decode.left_out if op.decode else 0))[operands["codes"]]
         value = next(iter(operands.values())).astype(np.float64)
         total = self.aligned(name, "sum", operands) if "sum" in operands else 1

@@ -1,4 +1,4 @@
-"""Element types: machine types (`DType`) and low-bit formats (`Format`)."""
+"""Element types: machine types (`DType`, of `ir.dtype`) and low-bit formats (`Format`)."""
 
 from __future__ import annotations
 
@@ -8,42 +8,27 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from w4gen.errors import FormatError
+from w4gen.ir.dtype import ALIASES, BF16, DTYPES, E4M3, E5M2, E8M0, F16, F32, I32, U8, DType, dtype, minifloat
 
-
-@dataclass(frozen=True, slots=True)
-class DType:
-    """A machine type. `mantissa` counts the stored fraction bits of a float, 0 for an integer."""
-
-    name: str
-    bits: int
-    kind: str
-    mantissa: int = 0
-
-    def __str__(self) -> str:
-        return self.name
-
-    @property
-    def max(self) -> float:
-        """The largest finite value of a float type."""
-        exponent = self.bits - self.mantissa - 1
-        return float((2 - 2.0**-self.mantissa) * 2.0 ** (2 ** (exponent - 1) - 1))
-
-
-F16 = DType("f16", 16, "float", 10)
-BF16 = DType("bf16", 16, "float", 7)
-F32 = DType("f32", 32, "float", 23)
-I32 = DType("i32", 32, "int")
-DTYPES = {dtype.name: dtype for dtype in (F16, BF16, F32, I32)}
-ALIASES = {"float16": F16, "fp16": F16, "half": F16, "bfloat16": BF16, "float32": F32, "fp32": F32}
-
-
-def dtype(name: str) -> DType:
-    """The machine type called `name` (`f16`, `float16`, `bf16`, …)."""
-    found = DTYPES.get(name) or ALIASES.get(name)
-    if found is None:
-        raise FormatError(f"unknown dtype {name!r}: use one of {', '.join([*DTYPES, *ALIASES])}")
-    return found
-
+__all__ = (
+    "ALIASES",
+    "BF16",
+    "DTYPES",
+    "E4M3",
+    "E5M2",
+    "E8M0",
+    "F16",
+    "F32",
+    "I32",
+    "PER_TENSOR",
+    "U8",
+    "ZERO_MODES",
+    "ZERO_SUFFIXES",
+    "DType",
+    "Format",
+    "dtype",
+    "minifloat",
+)  # fmt: skip
 
 ZERO_MODES = {
     "integer": "integer", "quantized": "integer",
@@ -56,6 +41,9 @@ integer: (q - z) * s, z being one of the values (GPTQ, AWQ) · float: (q - z) * 
 which stores -z).
 """
 
+PER_TENSOR = "tensor"
+"""The codebook of a format whose weights bring one each."""
+
 ZERO_SUFFIXES = {"z": "integer", "zf": "float", "m": "minimum"}
 """The zero modes in the names of formats."""
 
@@ -64,7 +52,8 @@ ZERO_SUFFIXES = {"z": "integer", "zf": "float", "m": "minimum"}
 class Format:
     """What a low-bit code means: `weight = scale[n, k // group] * value(code)`, or with a zero as `ZERO_MODES` says.
 
-    Without a codebook the values are affine, `step * code + origin`; with one they are `codebook[code]`, 2**bits entries.
+    Values are affine, `step * code + origin`; or those of a small float, `minifloat` (a DType, or its name `e2m1`); or
+    `codebook[code]`, 2**bits entries, which `PER_TENSOR` leaves to each weight: layers with tables of their own share a kernel.
     `group` runs along K (the last may be partial); -1 is one scale for the whole row. `zero` is the type of a tensor of zeros,
     one per group, `zero_mode` how it enters. `str(f)` holds every field, and `Format.parse(str(f)) == f`: a stored weight
     describes itself. `label` is the short name for people, `int4_g128`.
@@ -74,35 +63,57 @@ class Format:
     bits: int = 4
     step: float = 1.0
     origin: float = 0.0
-    codebook: tuple[float, ...] | None = None
+    codebook: tuple[float, ...] | str | None = None
     group: int = 128
     scale: DType = F16
     zero: DType | None = None
     zero_mode: str | None = None
+    minifloat: DType | None = None
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
             raise FormatError(f"format name {self.name!r} is not an identifier: use letters, digits and underscores")
-        if self.bits not in (1, 2, 4, 8):
-            raise FormatError(f"{self.name}: bits={self.bits} is not stored yet: use 1, 2, 4 or 8")
+        if self.bits not in range(1, 9):
+            raise FormatError(f"{self.name}: bits={self.bits} is not stored: use 1 to 8")
         if not isinstance(self.group, int) or (self.group != -1 and self.group <= 0):
             raise FormatError(
                 f"{self.name}: group={self.group} is not positive and whole: use 32, 64, 128 …, or -1 for the whole row"
             )
-        if self.codebook is not None:
-            object.__setattr__(self, "codebook", tuple(float(value) for value in self.codebook))
-            if len(self.codebook) != 2**self.bits:
-                raise FormatError(f"{self.name}: codebook has {len(self.codebook)} entries, {self.bits} bits need {2**self.bits}")
-            if not all(map(math.isfinite, self.codebook)):
-                raise FormatError(
-                    f"{self.name}: codebook {list(self.codebook)} holds values that are not finite: a weight cannot"
-                )
-        if self.step <= 0 or math.frexp(self.step)[0] != 0.5 or self.origin % self.step or abs(self.origin) > 128 * self.step:
-            raise FormatError(
-                f"{self.name}: step={self.step:g} and origin={self.origin:g} do not decode exactly: take a power of two and a "
-                "multiple of it, at most 128 steps from 0 (the rest belongs in the scale), or list the values as a codebook"
-            )
+        self._check_values()
         self._check_types()
+
+    def _check_values(self) -> None:
+        """What a code is worth: one of the three kinds, and exactly decodable."""
+        if isinstance(self.minifloat, str):
+            object.__setattr__(self, "minifloat", minifloat(self.minifloat))
+        if self.minifloat is not None and (self.codebook is not None or (self.step, self.origin) != (1.0, 0.0)):
+            raise FormatError(
+                f"{self.name}: minifloat={self.minifloat} and other values too: give one of step, minifloat, codebook"
+            )
+        if self.minifloat is not None and self.minifloat.bits != self.bits:
+            own = self.minifloat.bits
+            raise FormatError(f"{self.name}: minifloat={self.minifloat} has {own} bits, not {self.bits}: say bits={own}")
+        if self.codebook is not None and self.codebook != PER_TENSOR:
+            self._check_codebook()
+        step, origin = self.step, self.origin
+        if step <= 0 or math.frexp(step)[0] != 0.5 or origin % (step / 2) or abs(origin) > 128 * step:
+            raise FormatError(
+                f"{self.name}: step={step:g} and origin={origin:g} do not decode exactly: take a power of two and a multiple "
+                "of half of it, at most 128 steps from 0 (the rest belongs in the scale), or list the values as a codebook"
+            )
+
+    def _check_codebook(self) -> None:
+        """A table of the right length, of finite numbers."""
+        if isinstance(self.codebook, str):
+            raise FormatError(
+                f"{self.name}: codebook={self.codebook!r}: give 2**bits values, or {PER_TENSOR!r} for one per weight"
+            )
+        table = tuple(float(value) for value in self.codebook or ())
+        object.__setattr__(self, "codebook", table)
+        if len(table) != 2**self.bits:
+            raise FormatError(f"{self.name}: codebook has {len(table)} entries, {self.bits} bits need {2**self.bits}")
+        if not all(map(math.isfinite, table)):
+            raise FormatError(f"{self.name}: codebook {list(table)} holds values that are not finite: a weight cannot")
 
     def _check_types(self) -> None:
         """The types of scale and zero, and the mode of the zero, which is made one of the three names."""
@@ -116,15 +127,29 @@ class Format:
         mode = ZERO_MODES.get(self.zero_mode or "integer")
         if mode is None:
             raise FormatError(f"{self.name}: zero_mode={self.zero_mode!r}: use one of {', '.join(ZERO_MODES)}")
-        if mode == "integer" and (self.codebook is not None or self.step != 1.0):
+        if mode == "integer" and not self.whole:
             raise FormatError(f"{self.name}: only codes that step by 1 have an integer zero: use zero_mode=float or minimum")
         object.__setattr__(self, "zero_mode", mode)
 
     @property
+    def affine(self) -> bool:
+        """Whether the values are `step * code + origin`."""
+        return self.minifloat is None and self.codebook is None
+
+    @property
+    def whole(self) -> bool:
+        """Whether the values are whole numbers that step by 1."""
+        return self.affine and self.step == 1.0 and float(self.origin).is_integer()
+
+    @property
     def values(self) -> tuple[float, ...]:
-        """The value of every code, before scaling."""
-        if self.codebook is not None:
+        """The value of every code, before scaling. Raises `FormatError` where each weight has a codebook of its own."""
+        if self.codebook == PER_TENSOR:
+            raise FormatError(f"{self.name}: its values are per tensor: the weight holds them, `w.codebook`")
+        if isinstance(self.codebook, tuple):
             return self.codebook
+        if self.minifloat is not None:
+            return self.minifloat.values
         return tuple(self.step * code + self.origin for code in range(2**self.bits))
 
     @property
@@ -185,10 +210,12 @@ class Format:
             call = ast.parse(text, mode="eval").body
             if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
                 raise ValueError("it is not of the form name(field=value,...)")
-            words: dict[str, Any] = DTYPES | {mode: mode for mode in ZERO_MODES}
+            words: dict[str, Any] = DTYPES | {word: word for word in (*ZERO_MODES, PER_TENSOR)}
             known: dict[str, Any] = {}
             for keyword in call.keywords:
-                value = words[keyword.value.id] if isinstance(keyword.value, ast.Name) else ast.literal_eval(keyword.value)
+                value = keyword.value.id if isinstance(keyword.value, ast.Name) else ast.literal_eval(keyword.value)
+                if isinstance(keyword.value, ast.Name):
+                    value = minifloat(value) if keyword.arg == "minifloat" else words[value]
                 known[str(keyword.arg)] = tuple(value) if isinstance(value, list) else value
             return cls(call.func.id, **known)
         except (SyntaxError, ValueError, KeyError, TypeError) as error:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from w4gen.errors import ScheduleError
-from w4gen.ir.decode import Decode, decode, decode_as_subnormal
+from w4gen.ir.decode import Decode, decode, decode_for_x
 from w4gen.ir.layout import QUAD, Digit, Layout, rows
 from w4gen.ir.problem import Problem
 from w4gen.ir.program import Program
-from w4gen.ir.types import F16, F32, Format
+from w4gen.ir.types import F16, F32, DType, Format
 from w4gen.schedule import rewrite
 from w4gen.schedule.arch import Arch, Fragment
 from w4gen.schedule.schedule import Schedule
@@ -70,7 +70,9 @@ def pick(program: Program, arch: Arch) -> Schedule:
     if high > 16:
         return _dense(problem)
     chosen = _lanes(problem, layout, arch) if high == 1 else _mma(problem, layout)
-    if rewrite.spans(layout, rewrite.padded_group(problem, layout), _words(chosen, layout)) is None:
+    mixed = rewrite.spans(layout, rewrite.padded_group(problem, layout), _words(chosen, layout)) is None
+    # unscaled values beyond the range of x's type
+    if mixed or (chosen.unit == "mma" and problem.format.minifloat is not None and not _fits(problem.format, problem.x)):
         return replace(chosen, scale_at="weight", zero_at="weight")
     return chosen
 
@@ -89,7 +91,7 @@ def _gemm_reads(problem: Problem, layout: Layout) -> bool:
     """Whether the gemm template can read a layout: affine codes in pairs, whole k-steps of 16, one scale for each."""
     group = rewrite.padded_group(problem, layout)
     return (
-        problem.format.codebook is None
+        problem.format.affine
         and problem.format.zero is None
         and layout.run == 16
         and layout.natural
@@ -156,8 +158,15 @@ def _mma(problem: Problem, layout: Layout) -> Schedule:
 
 
 def _short(problem: Problem) -> bool:
-    """Whether codes can be read as subnormals on lanes."""
-    return problem.x == F16 and problem.format.codebook is None and problem.format.step == 1
+    """Whether x can carry the power of two that makes the shortest decoding on lanes."""
+    return problem.x == F16 and problem.format.codebook is None and 2.0**-16 <= problem.format.step <= 2.0**16
+
+
+def _fits(form: Format, x: DType) -> bool:
+    """Whether decoding gives the values in the type of x, exactly (or, of a codebook, rounded)."""
+    if form.minifloat is not None:
+        return form.minifloat.fits(x)
+    return not form.affine or form.bits <= x.mantissa
 
 
 def _words(schedule: Schedule, layout: Layout) -> int:
@@ -227,14 +236,14 @@ def _decode(problem: Problem, schedule: Schedule, layout: Layout) -> Decode:
                 "scaling, so take both alike"
             )
         if lanes and on_sums and _short(problem):
-            return decode_as_subnormal(form, layout.per_unit)
+            return decode_for_x(form, layout.per_unit)
     elif schedule.zero_at == "accumulator":
         if form.zero is not None:
             raise ScheduleError(f"zero_at=accumulator: {form.label} has q - z formed on the weight, exactly: take zero_at=weight")
         if not (lanes and on_sums and problem.x == F16):
             raise ScheduleError("zero_at=accumulator needs unit=lanes, scale_at=accumulator and x in f16: take zero_at=weight")
-        return decode_as_subnormal(form, layout.per_unit)
+        return decode_for_x(form, layout.per_unit)
     # decoded in f32 and rounded once: a weight that is scaled, or has a fraction, before it is multiplied, and wide codes
-    wide = not on_sums or form.zero_mode == "float" or (form.codebook is None and form.bits > problem.x.mantissa)
+    wide = not on_sums or form.zero_mode == "float" or not _fits(form, problem.x)
     in_place = schedule.unit != "vendor" and schedule.side == "right"
     return decode(form, F32 if lanes or wide else problem.x, layout.per_unit, in_place)
