@@ -19,11 +19,22 @@ UINT8 = Format("uint8", bits=8, group=64, zero=F16, zero_mode="quantized")
 UINT2 = Format("uint2", bits=2, group=64)
 SIGNS = Format("int1", bits=1, step=2.0, origin=-1.0, group=64)
 FLOATS = [Format(name, bits=8, minifloat=name, group=64) for name in ("e4m3", "e5m2", "e6m1")]
+SPLIT = [
+    Format("int3", bits=3, origin=-4.0, group=64),
+    Format("uint5", bits=5, group=32, zero=F16),
+    Format("roots", bits=6, codebook=tuple((code / 32 - 1) ** 3 for code in range(64)), group=64),
+    Format("e3m3", bits=7, minifloat="e3m3", group=64),
+]
+"""Codes of widths that do not fill a word."""
 OWN = {
     "cubes": [(code - 8.0) ** 3 for code in range(16)],
     "uint8": [float(code) for code in range(256)],
     "uint2": [0.0, 1.0, 2.0, 3.0],
     "int1": [-1.0, 1.0],
+    "int3": [code - 4.0 for code in range(8)],
+    "uint5": [float(code) for code in range(32)],
+    "roots": [(code / 32 - 1) ** 3 for code in range(64)],
+    "e3m3": oracle.small_float(3, 3),
     **{form.name: oracle.small_float(int(form.name[1]), int(form.name[3])) for form in FLOATS},
 }
 ZEROS = ["uint4_g128_z", "uint4_g32_m", "uint4_g64_zf", "uint4_row_z_bf16", "uint4_g50_m_f32", "int8_g64_z", "nf4_g64_m"]

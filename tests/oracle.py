@@ -111,6 +111,16 @@ def pack_rows(codes: np.ndarray, bits: int, run: int) -> np.ndarray:
     return words
 
 
+def stream(codes: np.ndarray, bits: int) -> np.ndarray:
+    """u32[n, words]: the bits of each row written one code after the other, the lowest bit first; whole words of zeros follow."""
+    rows = []
+    for row in codes:
+        text = "".join(format(int(code), f"0{bits}b")[::-1] for code in row)
+        text += "0" * (-len(text) % 32)
+        rows.append([int(text[start : start + 32][::-1], 2) for start in range(0, len(text), 32)])
+    return np.array(rows, np.uint32)
+
+
 def to_bf16(array: np.ndarray) -> np.ndarray:
     """The nearest numbers with 8 significant bits (ties to even), as float32."""
     mantissa, exponent = np.frexp(np.asarray(array, np.float64))

@@ -77,18 +77,19 @@ class Printer:
         walked = "lane" if "lane" in blocks else "word"
         if self.SIDE == "right" and blocks["m"] < program.problem.m[1]:
             raise TemplateError(f"one program computes all rows of x: block_m={blocks['m']} is below {program.problem.m[1]}")
-        codes = program.tile("w.codes").sizes["code"] * self.spans
+        stretch = program.tile("w.codes" if "w.codes" in program.graph else "w.tile").sizes["code"]
+        in_walked = w.get("quad", 1) * stretch * self.spans
         steps = -(-program.tile(program.source("w.tile")).sizes[walked] // blocks[walked])
         rows = [
             ("N", program.tile(self.out).sizes["n"], "outputs"),
             ("K", program.tile("x").sizes["k"], "inputs"),
             ("BLOCK_M", blocks["m"], "rows of x per program"),
             ("BLOCK_N", blocks["n"], "outputs per program"),
-            (f"{walked.upper()}S", w[walked], f"{walked}s per step, {blocks[walked] * w.get('quad', 1) * codes} k in all"),
+            (f"{walked.upper()}S", w[walked], f"{walked}s per step, {blocks[walked] * in_walked} k in all"),
             *([("QUAD", w["quad"], "words of a lane")] if "quad" in w else []),
             ("STEPS", steps, "steps along k"),
             ("SPANS", self.spans, "stretches of a word's codes under one scale"),
-            ("CODES", program.tile("w.codes").sizes["code"], "codes of a stretch"),
+            ("CODES", stretch, "codes of a stretch"),
         ]
         return _constants(rows)
 

@@ -214,7 +214,7 @@ def _dims(program: Program, name: str, user: str) -> tuple[tuple[str, ...], tupl
 
 def _decoding(program: Program) -> d.Decode:
     """How the codes of the weight are decoded."""
-    for op in map(program.op, program):
-        if isinstance(op, Convert) and op.decode is not None:
-            return op.decode
+    op = program.op("w.value")
+    if isinstance(op, Convert) and op.decode is not None:
+        return op.decode
     raise TemplateError("the program does not say how its codes are decoded: place its conversion first")

@@ -147,8 +147,21 @@ def decode(format: Format, dtype: DType, per_unit: int, in_place: bool = True) -
     """The operations for `format` in words of `per_unit` codes, with values in `dtype` (f16, bf16 or f32).
 
     With `in_place` codes are decoded where they stand if the mantissa has room; without, each is shifted down to bit 0, so that
-    the operations are the same for every position.
+    the operations are the same for every position. A code alone in its word (`per_unit` of 1) needs no shift and no mask.
     """
+    return _alone(_decode(format, dtype, per_unit, in_place))
+
+
+def _alone(how: Decode) -> Decode:
+    """Without what separates a code from others, where there are none."""
+    if how.per_unit > 1:
+        return how
+    rest = tuple(op for op in how.field if not isinstance(op, Shift))
+    return replace(how, shift=Shift(1, 0), field=(), value=rest + how.value[isinstance(how.value[0], And) :])
+
+
+def _decode(format: Format, dtype: DType, per_unit: int, in_place: bool) -> Decode:
+    """`decode`, of codes with others in their word."""
     bits, mask = format.bits, 2**format.bits - 1
     if format.codebook is not None:
         each = Shift(1, bits)
@@ -208,7 +221,7 @@ def decode_for_x(format: Format, per_unit: int) -> Decode:
     if format.minifloat is not None:
         how = _small_float(format.minifloat, F32, per_unit)
         value = tuple(op for op in how.value if not isinstance(op, Fma))
-        return replace(how, value=value, power=64, below=F32.bias - format.minifloat.bias)
+        return _alone(replace(how, value=value, power=64, below=F32.bias - format.minifloat.bias))
     if not format.affine or not 2.0**-16 <= format.step <= 2.0**16:
         raise FormatError(
             f"{format.label}: only affine codes, of steps up to 2**16, are read as subnormals; leave the zero on the weight"
@@ -216,7 +229,7 @@ def decode_for_x(format: Format, per_unit: int) -> Decode:
     shift = shift_for(bits, per_unit, F32.mantissa)
     value = (And(At(0, 2**bits - 1, 1)), Bitcast(F32))
     field: tuple[Op, ...] = (shift,) if shift.step else ()
-    return Decode(per_unit, bits, shift, field, value, F32, format.origin, 64, 149 + round(math.log2(format.step)))
+    return _alone(Decode(per_unit, bits, shift, field, value, F32, format.origin, 64, 149 + round(math.log2(format.step))))
 
 
 def run(how: Decode, word: Any, code: int, codebook: Any = None) -> Any:

@@ -239,7 +239,8 @@ def sizes(op: Op, operands: dict[str, Tile]) -> dict[str, int]:
             if layout.bits == layout.unit:
                 return first
             units = layout.row_units()
-            return {"word": layout.units} if units is None else {"n": layout.size("n"), "word": units}
+            plain = units is not None and layout.high is None and layout.unit <= 32
+            return {"n": layout.size("n"), "word": units or 1} if plain else {"word": layout.length}
         case Unpack(layout):
             return {axis: layout.size(axis) for axis in layout.axes}
         case Field(layout, spans):

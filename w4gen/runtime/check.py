@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -73,7 +73,7 @@ def random_call(kernel: Kernel, m: int, rows: int, device: torch.device) -> tupl
     codes = torch.randint(0, 2**form.bits, (rows, problem.k), device=device, dtype=torch.uint8)
     scales = torch.rand(rows, form.groups(problem.k), device=device) * 0.02 + 0.005
     if stored is not None and rows < problem.n:
-        stored = replace(stored, digits=tuple(replace(d, size=rows) if d.axis == "n" else d for d in stored.digits))
+        stored = stored.resized("n", rows)
     w = Weight.from_codes(codes, scales.to(torch_dtype(form.scale)), random_zeros(form, scales), form, stored)
     x = torch.randn(m, problem.k, device=device).to(kind)
     return x, w, torch.randn(rows, device=device).to(kind) if problem.bias else None
@@ -94,7 +94,7 @@ def check(kernel: Kernel) -> Report:
     problem, device = kernel.problem, torch.device("cpu" if interpreted() else "cuda")
     block = kernel.schedule.block_n
     stored = kernel.program.tile("codes.stored").layout
-    whole = not interpreted() or stored is None or stored.row_units() is None
+    whole = not interpreted() or stored is None or stored.narrowest.row_units() is None
     rows = problem.n if whole else min(problem.n, -(-OUTPUTS // block) * block)
     launch = launcher(kernel, device, rows)
     worst, bound, equal = 0.0, 0.0, True

@@ -65,7 +65,7 @@ class Weight:
         form = named(format)
         _check(codes, scales, zeros, form)
         n, k = codes.shape
-        layout = layout or layouts.rows(n, k, form.bits)
+        layout = layout or layouts.dense(n, k, form.bits)
         problem = Problem(m=(1, 1), n=n, k=k, format=form, layout=layout)
         data = {"codes": codes.to(torch.uint8), "scale": scales.to(dtypes.torch_dtype(form.scale))}
         if zeros is not None and form.zero is not None:

@@ -117,15 +117,22 @@ def convert(program: Program, how: Decode, operand: DType) -> Program:
 
 
 def split(program: Program, layout: Layout, spans: int) -> Program:
-    """Replace k by the digits that the rows are stored in: word, span (a stretch of codes under one scale) and code."""
+    """Replace k by the digits that the rows are stored in: word, span (a stretch of codes under one scale) and code.
+
+    Codes in planes are seen in the order of the narrowest, whose word has its codes in several words of the others.
+    """
+    steps = layout.narrowest
 
     def codes(b: Builder, operands: Operands) -> str:
-        return b.add("w.codes", Field(layout, spans), operands, program.problem.format)
+        if layout.high is None:
+            return b.add("w.codes", Field(layout, spans), operands, program.problem.format)
+        whole = copy(b, program, "codes.view", operands)
+        return b.add("w.order", Split(steps, spans), {"of": whole}, program.problem.format)
 
     def order(name: str, view: str) -> Emit:
         def emit(b: Builder, operands: Operands) -> str:
             made = copy(b, program, view, operands)
-            return b.add(f"{name}.order", Split(layout, spans), {"of": made}, program.tile(view).element)
+            return b.add(f"{name}.order", Split(steps, spans), {"of": made}, program.tile(view).element)
 
         return emit
 
@@ -155,8 +162,8 @@ def fold(program: Program, quad: int) -> Program:
     def dot(b: Builder, operands: Operands) -> str:
         return b.add("acc", Dot(("lane", "quad", "span", "code")), operands, F32)
 
-    views = {f"{name}.order": view(name) for name in ("x", *grouped(program))}
-    return rewrite(program, {"w.codes": words, "acc": dot} | views)
+    views = {f"{name}.order": view(name) for name in ("w", "x", *grouped(program)) if f"{name}.order" in program.graph}
+    return rewrite(program, views | {"acc": dot} | ({"w.codes": words} if "w.codes" in program.graph else {}))
 
 
 def place_scale(program: Program, unit: str, side: str, scale_at: str, origin: float) -> Program:
@@ -261,7 +268,7 @@ def tile(program: Program, n: int, m: int = 0, split: int = 1, **along: int) -> 
     return rewrite(program, emit)
 
 
-VIEWS = {"w": ("w.quads", "codes.stored"), "x": ("x.quads", "x.order", "x.pad", "x")}
+VIEWS = {"w": ("w.quads", "w.order", "codes.stored"), "x": ("x.quads", "x.order", "x.pad", "x")}
 VIEWS |= {name: (f"{name}.quads", f"{name}.order", f"{name}.k") for name in GROUPED}
 """Of each operand, the views that blocks can be cut from, the last one first."""
 
@@ -278,8 +285,7 @@ def spans(layout: Layout, group: int, words: int) -> int | None:
     word, code = np.arange(ceil_to(count, words))[:, None], np.arange(layout.per_unit)[None, :]
     groups = np.minimum(layout.index("k", word, code), layout.size("k") - 1) // group
     groups = groups.reshape(-1, words, layout.per_unit)
-    for power in range(layout.per_unit.bit_length()):
-        pieces = 1 << power
+    for pieces in (pieces for pieces in range(1, layout.per_unit + 1) if layout.per_unit % pieces == 0):
         stretch = groups.reshape(groups.shape[0], words, pieces, -1)
         if (stretch == stretch[:, :1, :, :1]).all():
             return pieces

@@ -6,19 +6,20 @@ from dataclasses import replace
 
 from w4gen.errors import ScheduleError
 from w4gen.ir.decode import Decode, decode, decode_for_x
-from w4gen.ir.layout import QUAD, Digit, Layout, rows
+from w4gen.ir.layout import PLANES, QUAD, Digit, Layout, planes, rows
 from w4gen.ir.problem import Problem
 from w4gen.ir.program import Program
 from w4gen.ir.types import F16, F32, DType, Format
 from w4gen.schedule import rewrite
 from w4gen.schedule.arch import Arch, Fragment
+from w4gen.schedule.cost import operations
 from w4gen.schedule.schedule import Schedule
 
 BUCKETS = ((1, 1), (2, 16), (17, 32), (33, 64), (65, 128), (129, 2**20))
 """Ranges of M that share one kernel."""
 
-WASTE = 0.05
-"""The share of padding in a row above which a layout with a smaller granule is taken."""
+WASTE = 0.02
+"""The share of bytes above the fewest possible up to which a layout is taken for its order."""
 
 
 def bucket(m: int) -> tuple[int, int]:
@@ -27,13 +28,28 @@ def bucket(m: int) -> tuple[int, int]:
 
 
 def layout_for(format: Format, arch: Arch, n: int, k: int) -> Layout:
-    """The stored order of the codes, one for every bucket of M.
+    """The stored order of the codes, one for every bucket of M: the fewest bytes, then the fewest operations to decode a code.
 
     Rows in which 16 consecutive k, one k-step of a matrix instruction, share a code position of 16 consecutive words: x is then
     read in contiguous pieces and every code lies under one scale. Fewer where 16 would pad a row too much.
     """
-    candidates = [rows(n, k, format.bits, run) for run in (16, 8, 4, 1)]
-    return next((each for each in candidates if each.size("k") - k <= WASTE * k), candidates[-1])
+    candidates = layouts_for(format, n, k)
+    fewest = min(each.length for each in candidates)
+    return min(
+        (each for each in candidates if each.length <= (1 + WASTE) * fewest),
+        key=lambda each: (operations(each, decoded(format, F32, each)), -each.run),
+    )
+
+
+def layouts_for(format: Format, n: int, k: int) -> list[Layout]:
+    """The layouts that kernels read: rows of words, and of codes that do not fill a word, rows of their planes."""
+    ways = (rows, planes) if format.bits in PLANES else (rows,)
+    return [way(n, k, format.bits, run) for way in ways for run in (16, 8, 4, 1)]
+
+
+def decoded(format: Format, dtype: DType, layout: Layout, in_place: bool = True) -> Decode:
+    """The word operations for codes as `layout` holds them: those of planes are put together first, alone in their word."""
+    return decode(format, dtype, 1 if layout.high else layout.per_unit, in_place)
 
 
 def fragment_order(format: Format, fragment: Fragment, n: int, k: int) -> Layout:
@@ -63,14 +79,14 @@ def pick(program: Program, arch: Arch) -> Schedule:
     problem = program.problem
     layout = problem.layout or layout_for(problem.format, arch, problem.n, problem.k)
     low, high = problem.m
-    if layout.row_units() is None or (arch.fragment is None and low > 1) or low > FUSED:
+    if layout.narrowest.row_units() is None or (arch.fragment is None and low > 1) or low > FUSED:
         return _dense(problem)
     if low > 1 and _gemm_reads(problem, layout):
         return _gemm(problem, arch)
     if high > 16:
         return _dense(problem)
     chosen = _lanes(problem, layout, arch) if high == 1 else _mma(problem, layout)
-    mixed = rewrite.spans(layout, rewrite.padded_group(problem, layout), _words(chosen, layout)) is None
+    mixed = rewrite.spans(layout.narrowest, rewrite.padded_group(problem, layout), _words(chosen, layout)) is None
     # unscaled values beyond the range of x's type
     if mixed or (chosen.unit == "mma" and problem.format.minifloat is not None and not _fits(problem.format, problem.x)):
         return replace(chosen, scale_at="weight", zero_at="weight")
@@ -93,6 +109,8 @@ def _gemm_reads(problem: Problem, layout: Layout) -> bool:
     return (
         problem.format.affine
         and problem.format.zero is None
+        and layout.high is None
+        and layout.per_unit * layout.bits == layout.unit == 32
         and layout.run == 16
         and layout.natural
         and problem.format.bits <= problem.x.mantissa
@@ -137,7 +155,10 @@ def _lanes(problem: Problem, layout: Layout, arch: Arch) -> Schedule:
     else:
         warps = 4 if n < 8192 and k >= 8192 else 2
         block_n = 8 if n >= 8192 else 4 if n >= 4096 else 2 if n > 512 else 1
-    block_k = warps * arch.warp * QUAD * layout.per_unit
+    of_warp = arch.warp * QUAD * layout.narrowest.per_unit
+    while warps > 1 and warps // 2 * of_warp >= k:
+        warps //= 2
+    block_k = warps * of_warp
     form = problem.format
     zero_at = "accumulator" if form.zero_after_scale or (form.zero is None and _short(problem)) else "weight"
     return Schedule(template="gemv", block_n=block_n, block_k=block_k, warps=warps, zero_at=zero_at)
@@ -150,7 +171,7 @@ def _mma(problem: Problem, layout: Layout) -> Schedule:
         template="gemv",
         block_m=16,
         block_n=block_n,
-        block_k=16 * layout.per_unit,
+        block_k=16 * layout.narrowest.per_unit,
         unit="mma",
         zero_at="accumulator" if problem.format.zero_after_scale else "weight",
         stages=3,
@@ -171,7 +192,7 @@ def _fits(form: Format, x: DType) -> bool:
 
 def _words(schedule: Schedule, layout: Layout) -> int:
     """Neighbouring words whose products are summed before the scale."""
-    return QUAD if schedule.unit == "lanes" else schedule.block_k // layout.per_unit
+    return QUAD if schedule.unit == "lanes" else schedule.block_k // layout.narrowest.per_unit
 
 
 def apply(program: Program, schedule: Schedule, arch: Arch) -> Program:
@@ -181,21 +202,24 @@ def apply(program: Program, schedule: Schedule, arch: Arch) -> Program:
     """
     problem = program.problem
     layout = problem.layout or layout_for(problem.format, arch, problem.n, problem.k)
-    if layout.size("n") < problem.n or layout.size("k") < problem.k or layout.bits != problem.format.bits:
+    if layout.size("n") < problem.n or layout.size("k") < problem.k or layout.width != problem.format.bits:
         raise ScheduleError(f"layout {layout} does not hold {problem.format.label} codes [{problem.n}, {problem.k}]: pack again")
+    if any(plane.unit != 32 for plane in layout.planes):
+        raise ScheduleError(f"layout {layout} has codes across words, as checkpoints do: pack it as layout_for says")
     _agree(problem, schedule)
     lanes, on_sums = schedule.unit == "lanes", schedule.scale_at == "accumulator"
     how = _decode(problem, schedule, layout)
     program = rewrite.convert(rewrite.pack(program, layout), how, F32 if lanes else problem.x)
     if schedule.unit == "vendor":
         return rewrite.tile(rewrite.dequantize(program), schedule.block_n, k=schedule.block_k)
-    if layout.row_units() is None:
+    steps = layout.narrowest
+    if steps.row_units() is None:
         raise ScheduleError(f"layout {layout} interleaves rows: only the dequant schedule (unit=vendor) reads it")
-    granule = layout.per_unit * (QUAD if lanes else 1)
+    granule = steps.per_unit * (QUAD if lanes else 1)
     if schedule.block_k % granule:
         raise ScheduleError(f"block_k={schedule.block_k} is not a multiple of {granule}, the codes that a load brings: use one")
     group = rewrite.padded_group(problem, layout)
-    spans = rewrite.spans(layout, group, _words(schedule, layout)) if on_sums else 1
+    spans = rewrite.spans(steps, group, _words(schedule, layout)) if on_sums else 1
     if spans is None:
         raise ScheduleError(
             f"scale_at=accumulator needs each sum under one scale; group {group} and block_k={schedule.block_k} mix scales: "
@@ -229,6 +253,7 @@ def _agree(problem: Problem, schedule: Schedule) -> None:
 def _decode(problem: Problem, schedule: Schedule, layout: Layout) -> Decode:
     """The word operations that the schedule's choices allow."""
     lanes, on_sums, form = schedule.unit == "lanes", schedule.scale_at == "accumulator", problem.format
+    per_unit = 1 if layout.high else layout.per_unit
     if form.zero_after_scale:
         if schedule.zero_at != schedule.scale_at:
             raise ScheduleError(
@@ -236,14 +261,14 @@ def _decode(problem: Problem, schedule: Schedule, layout: Layout) -> Decode:
                 "scaling, so take both alike"
             )
         if lanes and on_sums and _short(problem):
-            return decode_for_x(form, layout.per_unit)
+            return decode_for_x(form, per_unit)
     elif schedule.zero_at == "accumulator":
         if form.zero is not None:
             raise ScheduleError(f"zero_at=accumulator: {form.label} has q - z formed on the weight, exactly: take zero_at=weight")
         if not (lanes and on_sums and problem.x == F16):
             raise ScheduleError("zero_at=accumulator needs unit=lanes, scale_at=accumulator and x in f16: take zero_at=weight")
-        return decode_for_x(form, layout.per_unit)
+        return decode_for_x(form, per_unit)
     # decoded in f32 and rounded once: a weight that is scaled, or has a fraction, before it is multiplied, and wide codes
     wide = not on_sums or form.zero_mode == "float" or not _fits(form, problem.x)
     in_place = schedule.unit != "vendor" and schedule.side == "right"
-    return decode(form, F32 if lanes or wide else problem.x, layout.per_unit, in_place)
+    return decoded(form, F32 if lanes or wide else problem.x, layout, in_place)
