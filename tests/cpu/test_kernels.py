@@ -272,7 +272,7 @@ def check_dense(case: cases.Call) -> None:
     vendor = Schedule(template="dequant", unit="vendor", block_n=4, block_k=512, scale_at="weight", convert_at="global")
     kernel = made(lower(problem), vendor, ARCHES["portable"])
     dense = torch.full((n, k), torch.nan, dtype=kind)
-    given = dict(zip(("codes_ptr", "scale_ptr", "zero_ptr", "codebook_ptr"), case.w.buffers, strict=True), dense_ptr=dense)
+    given = {f"{name}_ptr": each for name, each in zip(case.w.names, case.w.buffers, strict=True)} | {"dense_ptr": dense}
     (piece,) = kernel.pieces
     mend_bf16()
     toolchain.function(kernel, piece)[kernel.programs(piece, 2)](*(given[name] for name in piece.arguments))

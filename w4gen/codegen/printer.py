@@ -42,11 +42,10 @@ class Printer:
         user = "part" if "part" in program.graph else "w.dense"
         roles = {"w": "w", "x": "x"} if user == "part" else {"w": "of"}
         self.chains = {operand: tl.chain(program, program.operands(user)[role]) for operand, role in roles.items()}
-        for role in GROUPED:
-            for name in (name for name in program if role in program.operands(name)):
-                self.chains[role] = tl.chain(program, program.operands(name)[role])
-        if "codebook" in program.graph:
-            self.chains["codebook"] = ["codebook.tile"]
+        of_weight = [name for name in program if not name.startswith(tuple(f"{role}." for role in GROUPED))]
+        self.grouped = {
+            role: program.operands(name)[role] for role in GROUPED for name in of_weight if role in program.operands(name)
+        }
         self.spans = program.tile("part").sizes.get("span", 1) if user == "part" else 1
         self.out = list(program)[-1]
         self.blocks = self.agreed_blocks()
@@ -66,7 +65,7 @@ class Printer:
         return op.side if isinstance(op, Dot) else ""
 
     def calls(self) -> dict[str, Any]:
-        names = ("constants", "magic", "load", "decode", "zeros", "dot", "scale", "reduce", "store")
+        names = ("constants", "weights", "magic", "load", "decode", "zeros", "dot", "scale", "reduce", "store")
         return {name: getattr(self, name) for name in names}
 
     def constants(self) -> str:
@@ -97,16 +96,34 @@ class Printer:
         """A constant that decoding needs in a register."""
         return "\n".join(tl.magic(self.program))
 
+    def weights(self) -> str:
+        """The arguments that hold the weight, each on a line."""
+        return "\n".join(f"{tl.pointer(self.program, part)}," for part in self.program.problem.format.parts(1, 1))
+
     def load(self, operand: str, extra: str = "") -> str:
         """Bring one block of `w`, `x`, `scale`, `zero` or `codebook` to registers; `extra` goes into the load as it is.
 
-        A zero that a template has not loaded is loaded where it is first used.
+        Scales and zeros that are codes are decoded too. A zero that a template has not loaded is loaded where it is first used.
         """
+        if operand == "codebook":
+            tables = [name for name in self.program if name.endswith("codebook.tile")]
+            return "\n".join(line for name in tables for line in self.made(name))
+        if operand in GROUPED:
+            self.ledger[self.grouped[operand]] += (again := self.ledger[self.grouped[operand]])
+            return "" if again else "\n".join(self.made(self.grouped[operand]))
         seen, rest = self.parted(operand)
         lines = self.view(seen, f", {extra}" if extra else "", self.WALKS.get(operand, walk.Walk))
         if operand != "w":
             lines += [line for name in rest for line in self.node(name)]
         return "\n".join(lines)
+
+    def made(self, name: str) -> list[str]:
+        """The lines behind a node, itself included: what it is computed from, or the load that it is a view of; none twice."""
+        if self.ledger[name]:
+            return []
+        if not isinstance(self.program.op(name), Convert):
+            return self.view(tl.chain(self.program, name))
+        return [line for source in self.program.operands(name).values() for line in self.made(source)] + self.node(name)
 
     def decode(self, operand: str) -> str:
         """Turn the codes of `w` into values, up to their scale."""
@@ -169,7 +186,7 @@ class Printer:
 
     def node(self, name: str) -> list[str]:
         zero = self.program.operands(name).get("zero")
-        lines = self.load("zero").splitlines() if zero and not self.ledger[zero] else []
+        lines = self.made(zero) if zero else []
         self.ledger[name] += 1
         return lines + tl.conversion(self.program, name)
 

@@ -56,13 +56,16 @@ class Kernel:
 
 
 def environment(folder: Path) -> jinja2.Environment:
-    """Templates that parse as Python: block marks are comments, and a lone `{{ call() }}` keeps its indentation."""
+    """Templates that parse as Python: block marks are comments, and a lone `{{ call() }}` keeps its indentation.
+
+    Where Python has no place for an expression, among arguments, the call is a comment too: `#{{ weights() }}`.
+    """
 
     class Loader(jinja2.FileSystemLoader):
         def get_source(self, env: jinja2.Environment, template: str) -> Any:
             text, name, fresh = super().get_source(env, template)
             return (
-                re.sub(r"(?m)^( *)\{\{ (.*) \}\}$", lambda m: f"{m[1]}{{{{ ({m[2]}) | indent({len(m[1])}) }}}}", text),
+                re.sub(r"(?m)^( *)#?\{\{ (.*) \}\}$", lambda m: f"{m[1]}{{{{ ({m[2]}) | indent({len(m[1])}) }}}}", text),
                 name,
                 fresh,
             )
@@ -97,6 +100,7 @@ def render(program: Program, schedule: Schedule, arch: str, folder: Path | None 
             schedule=printer.schedule,
             flat=FLAT,
             has=lambda tile: tile in program.graph,
+            tables=[name for name in program if name.endswith("codebook")],
             **printer.calls(),
         )
     except jinja2.TemplateNotFound as error:

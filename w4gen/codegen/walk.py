@@ -9,8 +9,8 @@ from w4gen.codegen.tl import STATIC, dims, pointer, variable
 from w4gen.errors import TemplateError
 from w4gen.ir.layout import Layout
 from w4gen.ir.program import Program
-from w4gen.ir.tile import Const, Fold, Input, Pad, Repeat, Slice, Split, Tile, Unpack
-from w4gen.ir.types import I32
+from w4gen.ir.tile import Const, Fold, Input, Pad, Repeat, RunOn, Slice, Split, Tile, Unpack
+from w4gen.ir.types import U8, DType
 
 
 class Walk:
@@ -18,7 +18,7 @@ class Walk:
 
     def __init__(self, program: Program, name: str, spans: int) -> None:
         self.program, self.spans = program, spans
-        tile = program.tile(name)
+        tile = self.tile = program.tile(name)
         self.dims = self.axes(tile)
         self.masks: list[str] = []
         self.lines: list[str] = []
@@ -44,7 +44,7 @@ class Walk:
     def start(self, axis: str) -> tuple[str, tuple[str, ...]]:
         """The variable that runs along an axis (of a codebook, its entries)."""
         if axis == "c":
-            return f"tl.arange(0, {self.program.tile('codebook').sizes['c']})", ("c",)
+            return f"tl.arange(0, {self.tile.sizes['c']})", ("c",)
         return (axis, (axis,)) if axis in self.dims else ("0", ())
 
     def step(self, name: str) -> None:
@@ -65,6 +65,8 @@ class Walk:
                     self.masks.append(f"{self.index[axis].render(self.dims)} < {limit}")
             case Repeat(group):
                 self.index["g"] = self.index.pop("k").quotient(group)
+            case RunOn():
+                self.run_on(op)
             case Unpack(layout):
                 self.unpack(layout)
             case Split(layout):
@@ -73,6 +75,14 @@ class Walk:
                     self.index["k"] = Index((self.named("k", self.index["k"]),))
             case _:
                 raise TemplateError(f"{name} ({op}) cannot be read through: only slices, pads and maps are views")
+
+    def run_on(self, op: RunOn) -> None:
+        """g, counted over the rows; where the whole tensor has one, it is the first."""
+        k, n = self.index.pop("k").quotient(op.group), self.index["n"].times(op.columns)
+        if not op.single and k.floor > 1:
+            k = Index((self.named("g", k),))
+        self.index["g"] = Index(()) if op.single else Index((*n.terms, *k.terms)).quotient(op.every)
+        self.index["n"] = Index(())
 
     def unpack(self, layout: Layout) -> None:
         """Where an element is kept, of each plane: the unit that holds it, and the bit of it at which it starts."""
@@ -122,7 +132,7 @@ class Walk:
         for number, ((plane, unit, shift), offset) in enumerate(zip(self.planes, self.offsets, strict=False)):
             address = Index((*unit.terms, Term(str(offset)))) if offset else unit
             lines, text = self.loaded(f"{name}.{number}" if number else name, address, shift, extra)
-            if len(self.planes) > 1:
+            if len(self.planes) > 1 or plane.unit == 8 > plane.bits:
                 text = f"({text}) & 0x{2**plane.bits - 1:X}"
             up = sum(before.bits for before, _, _ in self.planes[:number])
             found += [*lines, f"{variable(name)} |= ({text}) << {up}" if whole else f"{variable(name)} = {text}"]
@@ -134,16 +144,19 @@ class Walk:
         memory = pointer(self.program, self.memory)
         where = address.render(self.dims)
         lines, mask, self.lines = list(self.lines), "", []
-        if self.masks:  # a mask has the shape of the tile, so the address must have it too
+        if self.masks or not address.axes:  # a mask has the shape of the tile, and so have scales: the address must have it too
             where = " + ".join([where, *(f"{suffixed(a, (a,), self.dims)} * 0" for a in self.dims if a not in address.axes)])
-            zero = "0" if self.program.tile(self.memory).element == I32 else "0.0"
+        element = self.program.tile(self.memory).element
+        if self.masks:
+            zero = "0" if isinstance(element, DType) and element.kind == "int" else "0.0"
             inside = self.masks[0] if len(self.masks) == 1 else " & ".join(f"({each})" for each in self.masks)
             if len(self.masks) > 1 or extra:
                 lines, inside = [*lines, f"inside = {inside}"], "inside"
             mask = f", mask={inside}, other={zero}"
         if len(where) + len(mask) + len(extra) > 80:
             lines, where = [*lines, f"{variable(name)}_at = {where}"], f"{variable(name)}_at"
-        return lines, f"tl.load({memory} + {where}{mask}{extra})" + (f" >> ({shift})" if shift and shift != "0" else "")
+        text = f"tl.load({memory} + {where}{mask}{extra})" + (".to(tl.int32)" if element == U8 else "")
+        return lines, text + (f" >> ({shift})" if shift and shift != "0" else "")
 
 
 class Gathered(Walk):

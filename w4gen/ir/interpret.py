@@ -27,6 +27,7 @@ from w4gen.ir.tile import (
     Pad,
     Reduce,
     Repeat,
+    RunOn,
     Slice,
     Split,
     Store,
@@ -159,6 +160,9 @@ class _Run:
                 return first.reshape([*tile.shape[: axes.index("word") + 2], *first.shape[axes.index("word") + 1 :]])
             case Repeat(group, size):
                 return np.take(first, np.arange(size) // group, axis=axes.index("g"))
+            case RunOn():
+                stretch = np.arange(op.rows)[:, None] * op.columns + np.arange(op.size) // op.group
+                return first[0][np.minimum(stretch // op.every, first.shape[1] - 1)]
             case Convert():
                 return self.convert(name, op, operands)
             case Dot(over):

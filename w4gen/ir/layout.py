@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from w4gen.errors import FormatError
 
 
@@ -213,6 +215,17 @@ def planes(n: int, k: int, bits: int, run: int = 1) -> Layout:
     return split
 
 
+def bytes_of_rows(n: int, g: int, bits: int) -> Layout:
+    """Rows of bytes, for the codes of scales: 8 // bits neighbours in a byte, or planes where that leaves bits over."""
+    widths = PLANES.get(bits, (bits,))
+    per_block = 8 // min(widths)
+    blocks, split = -(-g // per_block), None
+    for width in reversed(widths):
+        size = blocks * per_block * width // 8  # bytes of a row
+        split = Layout((Digit("n", n, 8 * size), Digit("g", 8 // width, width), Digit("g", size, 8)), width, 8, split)
+    return split if split is not None else matrix({"n": n, "g": g}, 8)
+
+
 def matrix(shape: dict[str, int], bits: int) -> Layout:
     """A row-major tensor of machine words, the last axis fastest."""
     digits, stride = [], bits
@@ -220,6 +233,19 @@ def matrix(shape: dict[str, int], bits: int) -> Layout:
         digits.append(Digit(axis, size, stride))
         stride *= size
     return Layout(tuple(reversed(digits)), bits, bits)
+
+
+def spans(layout: Layout, group: int, words: int) -> int | None:
+    """The fewest stretches of a word's codes in which `words` neighbours always share one scale; None where none do."""
+    count = layout.size("k") // layout.per_unit
+    word, code = np.arange(-(-count // words) * words)[:, None], np.arange(layout.per_unit)[None, :]
+    groups = np.minimum(layout.index("k", word, code), layout.size("k") - 1) // group
+    groups = groups.reshape(-1, words, layout.per_unit)
+    for pieces in (pieces for pieces in range(1, layout.per_unit + 1) if layout.per_unit % pieces == 0):
+        stretch = groups.reshape(groups.shape[0], words, pieces, -1)
+        if (stretch == stretch[:, :1, :, :1]).all():
+            return pieces
+    return None
 
 
 def _spread(layout: Layout) -> tuple[list[int], list[int]]:

@@ -9,6 +9,7 @@ import torch
 
 from w4gen import knobs, toolchain
 from w4gen.codegen.render import Kernel, Piece
+from w4gen.codegen.tl import pointer
 from w4gen.errors import ShapeError
 from w4gen.runtime.dtypes import torch_dtype
 from w4gen.runtime.interpreter import mend_bf16
@@ -16,8 +17,12 @@ from w4gen.runtime.weight import Weight
 from w4gen.schedule.arch import ARCHES, Arch, arch, for_capability
 
 Launch: TypeAlias = Callable[..., None]
-ARGUMENTS = ("y_ptr", "x_ptr", "codes_ptr", "scale_ptr", "zero_ptr", "codebook_ptr", "bias_ptr", "m_count")
-"""The order in which a call hands over its tensors; partial sums and a dense weight are made for it."""
+
+
+def arguments(kernel: Kernel) -> tuple[str, ...]:
+    """The order in which a call hands over its tensors; partial sums and a dense weight are made for it."""
+    weight = (pointer(kernel.program, part) for part in kernel.problem.format.parts(1, 1))
+    return "y_ptr", "x_ptr", *weight, "bias_ptr", "m_count"
 
 
 def arch_of(device: torch.device | None = None) -> Arch:
@@ -32,17 +37,18 @@ def arch_of(device: torch.device | None = None) -> Arch:
 
 
 def launcher(kernel: Kernel, device: torch.device, n: int = 0) -> Launch:
-    """`launch(y, x, codes, scale, zero, codebook, bias, m)`: the functions of a kernel, then the vendor's matmul if it has one.
+    """`launch(y, x, *buffers of the weight, bias, m)`: the functions of a kernel, then the vendor's matmul if it has one.
 
     `n` cuts everything to the first outputs (0: all of them).
     """
     start = _interpreted if toolchain.interpreted() else _compiled
     steps = [(piece, start(kernel, piece, device)) for piece in kernel.pieces]
-    makes = {argument for piece in kernel.pieces for argument in piece.arguments} - set(ARGUMENTS)
+    makes = {argument for piece in kernel.pieces for argument in piece.arguments} - set(arguments(kernel))
+    names = arguments(kernel)
     grids: dict[int, list[Any]] = {}
 
     def launch(*call: Any) -> None:
-        given, m = dict(zip(ARGUMENTS, call, strict=True)), call[-1]
+        given, m = dict(zip(names, call, strict=True)), call[-1]
         if m not in grids:
             grids[m] = [run[kernel.programs(piece, m, n)] for piece, run in steps]
         if makes:

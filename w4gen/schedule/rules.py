@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from w4gen.errors import ScheduleError
 from w4gen.ir.decode import Decode, decode, decode_for_x
-from w4gen.ir.layout import PLANES, QUAD, Digit, Layout, planes, rows
+from w4gen.ir.layout import PLANES, QUAD, Digit, Layout, planes, rows, spans
 from w4gen.ir.problem import Problem
 from w4gen.ir.program import Program
 from w4gen.ir.types import F16, F32, DType, Format
@@ -86,7 +86,7 @@ def pick(program: Program, arch: Arch) -> Schedule:
     if high > 16:
         return _dense(problem)
     chosen = _lanes(problem, layout, arch) if high == 1 else _mma(problem, layout)
-    mixed = rewrite.spans(layout.narrowest, rewrite.padded_group(problem, layout), _words(chosen, layout)) is None
+    mixed = spans(layout.narrowest, rewrite.padded_group(problem, layout), _words(chosen, layout)) is None
     # unscaled values beyond the range of x's type
     if mixed or (chosen.unit == "mma" and problem.format.minifloat is not None and not _fits(problem.format, problem.x)):
         return replace(chosen, scale_at="weight", zero_at="weight")
@@ -219,13 +219,13 @@ def apply(program: Program, schedule: Schedule, arch: Arch) -> Program:
     if schedule.block_k % granule:
         raise ScheduleError(f"block_k={schedule.block_k} is not a multiple of {granule}, the codes that a load brings: use one")
     group = rewrite.padded_group(problem, layout)
-    spans = rewrite.spans(steps, group, _words(schedule, layout)) if on_sums else 1
-    if spans is None:
+    pieces = spans(steps, group, _words(schedule, layout)) if on_sums else 1
+    if pieces is None:
         raise ScheduleError(
             f"scale_at=accumulator needs each sum under one scale; group {group} and block_k={schedule.block_k} mix scales: "
             "take scale_at=weight, or a block_k that divides the group"
         )
-    program = rewrite.split(program, layout, spans)
+    program = rewrite.split(program, layout, pieces)
     program = rewrite.fold(program, QUAD) if lanes else program
     program = rewrite.place_scale(program, schedule.unit, schedule.side, schedule.scale_at, how.left_out)
     along = {"lane" if lanes else "word": schedule.block_k // granule}
