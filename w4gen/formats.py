@@ -114,3 +114,11 @@ def named(name: str | Format) -> Format:
         f"unknown format {name!r}: the nearest is {FAMILIES[nearest].label}; known are {', '.join(FAMILIES)}, "
         "and these with other groups (_g64, _row), and zeros (_z, _zf, _m)"
     )
+
+
+def is_named(form: Format) -> bool:
+    """Whether a format's label is a name of it: not so of your own."""
+    try:
+        return named(form.label) == form
+    except FormatError:
+        return False

@@ -425,9 +425,8 @@ def test_a_code_that_is_nan_is_nan_alone(code: int) -> None:
 )
 def test_parts_of_a_tree_that_do_not_fit_are_named(form: str, parts: dict[str, torch.Tensor], message: str) -> None:
     wanted = named(form).parts(4, 256)
-    given = {
-        each: torch.zeros(shape, dtype=torch.uint8) for each, (_, shape) in wanted.items() if each in ("codes", "scale", "zero")
-    }
+    given = {each: torch.zeros(wanted[each][1], dtype=torch.uint8) for each in ("codes", "scale", "zero") if each in wanted}
     given |= {"scale": torch.ones(wanted["scale"][1])} if form.startswith("learned") else {}
+    given |= {each: torch.ones(shape) for each, (_, shape) in wanted.items() if form == "q4_k" and each.endswith(".scale")}
     with pytest.raises(W4Error, match=message):
         Weight.from_parts(given | parts, form)

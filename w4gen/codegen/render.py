@@ -14,7 +14,7 @@ from w4gen import paths
 from w4gen.codegen import tl
 from w4gen.codegen.printer import PRINTERS
 from w4gen.errors import TemplateError
-from w4gen.formats import FAMILIES
+from w4gen.formats import is_named
 from w4gen.ir.lower import lower
 from w4gen.ir.problem import Problem
 from w4gen.ir.program import Program
@@ -168,9 +168,9 @@ def _header(problem: Problem, schedule: Schedule, arch: str) -> str:
     low, high = problem.m
     n, k, form = problem.n, problem.k, problem.format
     m = str(low) if low == high else f"{low}..{high}"
-    family = FAMILIES.get(form.name)
-    builtin = family is not None and form == family.with_suffixes(form.suffixes)
-    options = f"--format {form.label if builtin else repr(str(form))} --dtype {problem.x}{' --bias' if problem.bias else ''}"
+    options = (
+        f"--format {form.label if is_named(form) else repr(str(form))} --dtype {problem.x}{' --bias' if problem.bias else ''}"
+    )
     return "\n".join(
         [
             f"# y[{m}, {n}] = x[{m}, {k}] @ w[{n}, {k}].T · {form.label} · {problem.x} · {schedule}",
