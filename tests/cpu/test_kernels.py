@@ -556,6 +556,9 @@ def test_strict_does_not_stop_a_kernel(m: int, monkeypatch: pytest.MonkeyPatch) 
     [
         (1, "int4_g128", "float16"),
         (1, "uint4_g128_z", "bfloat16"),
+        (1, "int3_g128", "float16"),
+        (1, "q4_k", "float16"),
+        (16, "nvfp4", "float16"),
         (16, "int4_g128", "float16"),
         (16, "uint4_g32_m", "bfloat16"),
         (64, "int4_g32", "bfloat16"),
@@ -565,7 +568,7 @@ def test_strict_does_not_stop_a_kernel(m: int, monkeypatch: pytest.MonkeyPatch) 
 def test_a_rendered_file_checks_itself(m: int, form: str, dtype: str, tmp_path: Path) -> None:
     """`python kernel.py` in a process of its own."""
     path = tmp_path / "kernel.py"
-    path.write_text(w4gen.compile(f"{m}x256x32", form, arch="portable", dtype=dtype).source)
+    path.write_text(w4gen.compile(f"{m}x256x48", form, arch="portable", dtype=dtype).source)
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "checked under the interpreter" in done.stdout
