@@ -124,8 +124,8 @@ class Format:
     def _check_types(self) -> None:
         """The types of scale and zero, and the mode of the zero, which is made one of the three names."""
         for field in ("scale", "zero"):
-            if isinstance(getattr(self, field), str):
-                object.__setattr__(self, field, dtype(getattr(self, field)))
+            if (found := {**DTYPES, **ALIASES}.get(str(getattr(self, field)))) is not None:
+                object.__setattr__(self, field, found)  # it may be given by its name
         for field, kind in (("scale", self.scale or F16), ("zero", self.zero or F16)):
             if not isinstance(kind, Format) and not (isinstance(kind, DType) and kind.kind == "float"):
                 known = ", ".join(each.name for each in DTYPES.values() if each.kind == "float")
