@@ -17,10 +17,25 @@ TORCH = {name: kind for kind, name in NAMES.items()}
 CUBES = Format("cubes", bits=4, codebook=tuple((code - 8.0) ** 3 for code in range(16)), group=32)
 UINT8 = Format("uint8", bits=8, group=64, zero=F16, zero_mode="quantized")
 UINT2 = Format("uint2", bits=2, group=64)
+SIGNS = Format("int1", bits=1, step=2.0, origin=-1.0, group=64)
+FLOATS = [Format(name, bits=8, minifloat=name, group=64) for name in ("e4m3", "e5m2", "e6m1")]
+SPLIT = [
+    Format("int3", bits=3, origin=-4.0, group=64),
+    Format("uint5", bits=5, group=32, zero=F16),
+    Format("roots", bits=6, codebook=tuple((code / 32 - 1) ** 3 for code in range(64)), group=64),
+    Format("e3m3", bits=7, minifloat="e3m3", group=64),
+]
+"""Codes of widths that do not fill a word."""
 OWN = {
     "cubes": [(code - 8.0) ** 3 for code in range(16)],
     "uint8": [float(code) for code in range(256)],
     "uint2": [0.0, 1.0, 2.0, 3.0],
+    "int1": [-1.0, 1.0],
+    "int3": [code - 4.0 for code in range(8)],
+    "uint5": [float(code) for code in range(32)],
+    "roots": [(code / 32 - 1) ** 3 for code in range(64)],
+    "e3m3": oracle.small_float(3, 3),
+    **{form.name: oracle.small_float(int(form.name[1]), int(form.name[3])) for form in FLOATS},
 }
 ZEROS = ["uint4_g128_z", "uint4_g32_m", "uint4_g64_zf", "uint4_row_z_bf16", "uint4_g50_m_f32", "int8_g64_z", "nf4_g64_m"]
 """Formats with zeros: every mode, every type of scale, groups that do and do not divide."""
@@ -61,13 +76,14 @@ class Call:
 def call(
     form: str | Format, m: int, n: int, k: int, kind: torch.dtype = torch.float16, bias: bool = False, seed: int = 0
 ) -> Call:
-    """Random codes in 0…2**bits-1, positive scales, normal x."""
+    """Random codes of finite values, positive scales, normal x."""
     form, rng = named(form), np.random.default_rng(seed)
-    codes = torch.from_numpy(rng.integers(0, 2**form.bits, (n, k)).astype(np.uint8))
+    values = {**oracle.VALUES, **OWN}[form.name]
+    numbers = np.flatnonzero(np.isfinite(values))
+    codes = torch.from_numpy(rng.choice(numbers, (n, k)).astype(np.uint8))
     scales = torch.from_numpy(rng.uniform(0.005, 0.025, (n, oracle.groups(k, form.group)))).to(TORCH[form.scale.name])
     x = torch.from_numpy(rng.standard_normal((m, k))).to(kind)
     added = torch.from_numpy(rng.standard_normal(n)).to(kind) if bias else None
-    values = {**oracle.VALUES, **OWN}[form.name]
     zeros = oracle.random_zeros(rng, scales.double().numpy(), values, form.zero_mode)
     zeros = None if zeros is None else torch.from_numpy(zeros).to(TORCH[form.zero.name])
     wide = None if zeros is None else zeros.double().numpy()

@@ -295,12 +295,19 @@ def test_formats_lists_every_family_with_its_cost(tmp_path: Path) -> None:
     assert set(rows) == {family.label for family in FAMILIES.values()}
     int4, nf4 = rows["int4_g128"], rows["nf4_g64"]
     assert (int4["bits_per_weight"], nf4["bits_per_weight"]) == (4.12, 4.25)
-    assert (int4["values"], nf4["values"]) == ("affine", "codebook")
+    assert (int4["decoding"], nf4["decoding"], rows["mxfp4_g32_e8m0"]["decoding"]) == (
+        "exponent trick",
+        "look-up",
+        "exponent shift",
+    )
+    assert rows["nvfp4_g16_e4m3"]["scale"] == "e4m3, of tensor under f32"
     assert (int4["operations_f16"], int4["operations_bf16"]) == (1.12, 3.12)
-    assert all(row["note"] for row in rows.values())
+    assert all(row["operations_f16"] and row["operations_bf16"] for row in rows.values())
+    assert rows["q4_k_g32_m_uint6"]["used_by"] == "GGUF's Q4_K"
     told = w4gen("formats", cache=tmp_path).stdout
     assert all(label in told for label in rows)
     assert "bitsandbytes" in told
+    assert "_z is (q - z) · s with z one of the codes (GPTQ, AWQ" in told
 
 
 def compiled(cache: Path) -> Path:

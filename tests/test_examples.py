@@ -26,9 +26,15 @@ def test_there_are_examples() -> None:
     assert EXAMPLES
 
 
-@pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "03_real_model.py"])
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name[:2] not in ("02", "03")])
 def test_an_example_runs(name: str) -> None:
     assert run(f"examples/{name}").strip()
+
+
+def test_the_example_of_an_own_format_learns_better_codebooks_than_nf4() -> None:
+    told = run("examples/02_own_format.py")
+    assert "4 of 4 learned codebooks beat NF4" in told
+    assert all(float(error) < 6e-4 for error in re.findall(r"of the kernel to it (\S+)", told))
 
 
 @pytest.mark.slow

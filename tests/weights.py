@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import oracle
 from hypothesis import strategies as st
 
-from w4gen.ir.layout import Digit, Layout
+from w4gen.ir.layout import Digit, Layout, dense, rows
 from w4gen.ir.problem import Problem
 
 ROUND = {"f16": np.float16, "bf16": oracle.to_bf16, "f32": np.float32}
@@ -28,6 +28,23 @@ def layouts(draw: st.DrawFn, widths: tuple[int, ...] = (1, 2, 4, 8)) -> Layout:
         digits.append(Digit(draw(st.sampled_from("nk")), size, stride))
         stride *= size
     return Layout((Digit("n", 1, 0), Digit("k", 1, 0), *draw(st.permutations(digits))), bits)
+
+
+@st.composite
+def wide_layouts(draw: st.DrawFn) -> Layout:
+    """Codes of any width as units hold them: with a gap, across words, or in planes of any widths and orders."""
+    n, k, bits = draw(st.integers(1, 4)), draw(st.integers(1, 300)), draw(st.integers(1, 8))
+    way = draw(st.sampled_from(["rows", "dense", "planes"]))
+    if way == "dense":
+        return dense(n, k, bits)
+    if way == "rows":
+        return rows(n, k, bits, draw(st.sampled_from([1, 4, 16])))
+    parts = draw(st.lists(st.sampled_from([1, 2, 4]), min_size=2, max_size=4).filter(lambda parts: sum(parts) <= 8))
+    block, split = 16 * 32, None
+    for part in parts:
+        plane = rows(n, -(-k // block) * block, part, draw(st.sampled_from([1, 4, 8, 16])))
+        split = replace(plane, high=split)
+    return split
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from w4gen.ir.tile import Space
 from w4gen.ir.types import DType
 from w4gen.schedule.arch import Arch
 
-TYPES = {"f16": "*fp16", "bf16": "*bf16", "f32": "*fp32", "i32": "*i32"}
+TYPES = {"f16": "*fp16", "bf16": "*bf16", "f32": "*fp32", "i32": "*i32", "u8": "*u8"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import pytest
 import w4gen
 from w4gen import cache, toolchain
 from w4gen.errors import ToolchainError
+from w4gen.formats import FAMILIES
 from w4gen.schedule.arch import ARCHES
 
 SHAPES = {
@@ -61,6 +62,21 @@ def test_several_rows_of_what_gemm_does_not_read_compile_for_every_arch(arch: st
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "gfx942"])
 def test_other_formats_compile_for_an_arch_of_each_kind(arch: str, shape: str, form: str) -> None:
     assert not any(binary.spills for binary in built(SHAPES[shape], form, arch).values())
+
+
+@pytest.mark.parametrize("form", ["int3_g128", "int1_g128", "fp8_e4m3", "mxfp4", "nvfp4", "nf4_dq", "q5_k"])
+@pytest.mark.parametrize("shape", ["gemv", "gemm 16"])
+@pytest.mark.parametrize("arch", ["sm_90", "gfx942"])
+def test_a_format_of_each_kind_compiles_without_spills(arch: str, shape: str, form: str) -> None:
+    check(built(SHAPES[shape], form, arch), arch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FAMILIES)
+@pytest.mark.parametrize("shape", ["gemv", "gemm 16", "dequant"])
+@pytest.mark.parametrize("arch", ARCHES)
+def test_every_format_compiles_for_every_arch_without_spills(arch: str, shape: str, form: str) -> None:
+    check(built(SHAPES[shape], form, arch), arch)
 
 
 @pytest.mark.slow

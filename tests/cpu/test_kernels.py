@@ -20,7 +20,7 @@ import w4gen
 from w4gen import Format, toolchain
 from w4gen.errors import ShapeError
 from w4gen.formats import named
-from w4gen.ir.layout import Layout
+from w4gen.ir.layout import Layout, rows
 from w4gen.ir.lower import lower
 from w4gen.ir.problem import Problem
 from w4gen.pipeline import compile, made
@@ -98,11 +98,38 @@ def test_formats_and_groups(form: str, m: int, kind: torch.dtype) -> None:
     assert case.error(bound(case)) <= (1.2 if rounded else 1) * case.limit
 
 
-@pytest.mark.parametrize("m", [1, 5])
-@pytest.mark.parametrize("form", [cases.CUBES, cases.UINT8, cases.UINT2], ids=lambda form: form.name)
-def test_formats_of_your_own(form: Format, m: int) -> None:
-    case = cases.call(form, m, 26, 384)
-    assert case.error(bound(case)) <= case.limit
+OWN = [cases.CUBES, cases.UINT8, cases.UINT2, cases.SIGNS, *cases.FLOATS, *cases.SPLIT]
+
+
+@pytest.mark.parametrize("kind", [F16, BF16], ids=["f16", "bf16"])
+@pytest.mark.parametrize("m", [1, 5, 130])
+@pytest.mark.parametrize("form", OWN, ids=lambda form: form.name)
+def test_formats_of_your_own(form: Format, m: int, kind: torch.dtype) -> None:
+    case = cases.call(form, m, 26, 384, kind)
+    if form.name == "e6m1" and kind == F16:
+        case = with_f32_scales(case, 2.0**-34)  # its weights are numbers of f16 once they are scaled, its values are not
+    rounded = m > 5 or form.name == "e6m1"  # each weight to x's type, as y is
+    assert case.error(bound(case)) <= (1.2 if rounded else 1) * case.limit
+
+
+def with_f32_scales(case: cases.Call, size: float) -> cases.Call:
+    """The same call with scales in f32, `size` times as large."""
+    form, scales = replace(case.w.format, scale=named("int4_f32").scale), case.scales.float() * size
+    return replace(case, w=w4gen.Weight.from_codes(case.codes, scales, None, form), scales=scales, true_w=case.true_w * size)
+
+
+@pytest.mark.parametrize("m", [1, 5, 130])
+@pytest.mark.parametrize(("form", "code"), [("e4m3", 0x7F), ("e4m3", 0xFF), ("e5m2", 0x7E), ("e5m2", 0xFC), ("e5m2", 0x7C)])
+def test_a_code_that_is_no_number_stays_in_its_row(form: str, code: int, m: int) -> None:
+    """The output of that row is no number either, whatever x is there, and all others are what they were."""
+    case = cases.call(next(each for each in cases.FLOATS if each.name == form), m, 26, 384)
+    clean = bound(case)
+    codes = case.codes.clone()
+    codes[7, 200] = code
+    y = bound(replace(case, w=w4gen.Weight.from_codes(codes, case.scales, None, case.w.format)))
+    others = [row for row in range(26) if row != 7]
+    assert torch.equal(y[:, others], clean[:, others])
+    assert not y[:, 7].isfinite().any()
 
 
 def with_codes_at_zero(form: str, m: int, kind: torch.dtype) -> cases.Call:
@@ -206,6 +233,16 @@ def test_fragments_are_read_by_any_m(form: str, m: int, kind: torch.dtype, poiso
     assert case.error(y) <= 1.05 * case.limit  # each weight is rounded, as y is
 
 
+@pytest.mark.parametrize("m", [1, 5, 130])
+@pytest.mark.parametrize("form", cases.SPLIT, ids=cases.ids)
+def test_codes_with_a_gap_in_their_words(form: Format, m: int) -> None:
+    """10 codes of 3 bits in a word, 6 of 5: not what the rules take, and read all the same."""
+    case = cases.call(form, m, 26, 384, bias=True)
+    case = replace(case, w=case.w.packed_as(rows(26, 384, form.bits, 4)))
+    y = w4gen.bind(kernel_as_stored(case))(case.x, case.w, case.bias)
+    assert case.error(y) <= (1.05 if m > 5 else 1.2 if m > 1 else 1) * case.limit  # each weight may be rounded, as y is
+
+
 ANY = ("int4_g128", "nf4_g64", "int8_g128", cases.UINT2, "uint4_g32_m")
 
 
@@ -235,7 +272,7 @@ def check_dense(case: cases.Call) -> None:
     vendor = Schedule(template="dequant", unit="vendor", block_n=4, block_k=512, scale_at="weight", convert_at="global")
     kernel = made(lower(problem), vendor, ARCHES["portable"])
     dense = torch.full((n, k), torch.nan, dtype=kind)
-    given = dict(zip(("codes_ptr", "scale_ptr", "zero_ptr", "codebook_ptr"), case.w.buffers, strict=True), dense_ptr=dense)
+    given = {f"{name}_ptr": each for name, each in zip(case.w.names, case.w.buffers, strict=True)} | {"dense_ptr": dense}
     (piece,) = kernel.pieces
     mend_bf16()
     toolchain.function(kernel, piece)[kernel.programs(piece, 2)](*(given[name] for name in piece.arguments))
@@ -519,6 +556,9 @@ def test_strict_does_not_stop_a_kernel(m: int, monkeypatch: pytest.MonkeyPatch) 
     [
         (1, "int4_g128", "float16"),
         (1, "uint4_g128_z", "bfloat16"),
+        (1, "int3_g128", "float16"),
+        (1, "q4_k", "float16"),
+        (16, "nvfp4", "float16"),
         (16, "int4_g128", "float16"),
         (16, "uint4_g32_m", "bfloat16"),
         (64, "int4_g32", "bfloat16"),
@@ -528,7 +568,7 @@ def test_strict_does_not_stop_a_kernel(m: int, monkeypatch: pytest.MonkeyPatch) 
 def test_a_rendered_file_checks_itself(m: int, form: str, dtype: str, tmp_path: Path) -> None:
     """`python kernel.py` in a process of its own."""
     path = tmp_path / "kernel.py"
-    path.write_text(w4gen.compile(f"{m}x256x32", form, arch="portable", dtype=dtype).source)
+    path.write_text(w4gen.compile(f"{m}x256x48", form, arch="portable", dtype=dtype).source)
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "checked under the interpreter" in done.stdout

@@ -224,7 +224,7 @@ def test_a_module_prints_what_it_is() -> None:
 def arguments(form: str, bias: bool, kind: torch.dtype) -> tuple:
     case = cases.call(form, 3, 10, 70, kind, bias=bias)
     w = case.w
-    return case.x, *w.buffers, case.bias, w.n, str(w.format), str(w.layout)
+    return case.x, list(w.buffers), case.bias, w.n, str(w.format), str(w.layout)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -241,7 +241,7 @@ def test_a_fake_tensor_has_the_shape_of_the_result() -> None:
     *tensors, n, form, layout = arguments("nf4_g64", True, torch.float16)
     rest = n, form, layout
     with FakeTensorMode() as mode:
-        fakes = [each if each is None else mode.from_tensor(each) for each in tensors]
+        fakes = torch.utils._pytree.tree_map_only(torch.Tensor, mode.from_tensor, tensors)
         y = torch.ops.w4gen.linear(*fakes, *rest)
     assert (tuple(y.shape), y.dtype) == ((3, 10), torch.float16)
 

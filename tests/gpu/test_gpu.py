@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import oracle
 import pytest
 import torch
 
 import w4gen
-from w4gen.formats import named
+from w4gen.formats import FAMILIES, named
 from w4gen.ir.problem import Problem
-from w4gen.ir.types import F16
+from w4gen.ir.types import F16, F32
 from w4gen.pipeline import compile
 from w4gen.runtime import launch, ops
 from w4gen.runtime.launch import arch_of
@@ -267,3 +268,40 @@ def test_a_compiled_model_is_one_graph(m: int) -> None:
     it = case("int4_g128", m, 256, 1536)
     compiled = torch.compile(it.layer, fullgraph=True, backend="eager")
     assert torch.equal(compiled(it.x), it.layer(it.x))
+
+
+@pytest.mark.parametrize("kind", LIMIT, ids=str)
+@pytest.mark.parametrize("m", [1, 16, 64, 512])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_code_decodes_to_its_value_rounded_once(name: str, m: int, kind: torch.dtype) -> None:
+    """x picks out single weights, whose scale is 1: what comes out is the value in x's type, at every position of a word."""
+    form = replace(FAMILIES[name], scale=F32, zero=None, zero_mode=None)
+    n, k, count = 256, 512, 2**form.bits
+    row, column = np.arange(n)[:, None], np.arange(k)[None, :]
+    codes = (row + 5 * column + column // 32) % count
+    values = np.array(oracle.VALUES[name])
+    whole = np.isfinite(values).all()  # a NaN is in every output of its row
+    codes = codes if whole else np.flatnonzero(np.isfinite(values))[codes % np.isfinite(values).sum()]
+    w = w4gen.Weight.from_codes(torch.from_numpy(codes).cuda(), torch.ones(form.grid(n, k), device="cuda"), None, form)
+    layer, x = w4gen.Linear(w), torch.eye(512, device="cuda", dtype=kind)
+    y = torch.cat([layer(rows) for rows in x[:: 1 if m > 1 else 16].split(m)])
+    expected = torch.tensor(values[codes]).float().to(kind).T[:: 1 if m > 1 else 16].cuda()
+    assert torch.equal(y, expected)
+
+
+@pytest.mark.parametrize("kind", LIMIT, ids=str)
+@pytest.mark.parametrize("m", [1, 16, 64, 512])
+@pytest.mark.parametrize("name", oracle.TREES)
+def test_kernels_of_trees_give_the_truth(name: str, m: int, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("W4GEN_STRICT", "1")
+    form, rng, n, k = named(name), np.random.default_rng(3), 70, 576
+    parts = oracle.random_parts(rng, oracle.TREES[name], n, k)
+    kinds = {each: str(kind) for each, (kind, _) in form.parts(n, k).items()}
+    tensors = {each: torch.from_numpy(array).cuda() for each, array in parts.items()}
+    tensors = {each: t.bfloat16() if kinds[each] == "bf16" else t for each, t in tensors.items()}
+    w = torch.from_numpy(oracle.weight(parts, oracle.TREES[name])).cuda()
+    x = torch.randn(m, k, device="cuda").to(kind)
+    layer = w4gen.Linear(w4gen.Weight.from_parts(tensors, form))
+    y, truth = layer(x), x.double() @ w.T
+    assert float((y.double() - truth).norm() / truth.norm()) <= (1.2 if m > 1 else 1) * LIMIT[kind]  # weights may be rounded too
+    assert all(torch.equal(layer(x), y) for _ in range(5))

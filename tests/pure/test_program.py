@@ -18,7 +18,7 @@ from w4gen.codegen.render import render
 from w4gen.errors import FormatError, ScheduleError, ShapeError
 from w4gen.formats import named
 from w4gen.ir.interpret import interpret, offline
-from w4gen.ir.layout import rows, unpack
+from w4gen.ir.layout import planes, rows, unpack
 from w4gen.ir.lower import lower
 from w4gen.ir.problem import Problem
 from w4gen.ir.program import Builder, Program, rewrite
@@ -27,7 +27,7 @@ from w4gen.ir.tile import Const, Convert, Dot, Input, Pack, Pad, Reduce, Slice, 
 from w4gen.ir.types import BF16, F16, F32, Format
 from w4gen.ir.verify import verify
 from w4gen.schedule.arch import ARCHES
-from w4gen.schedule.rules import apply, fragment_order, pick
+from w4gen.schedule.rules import apply, fragment_order, layout_for, pick
 from w4gen.schedule.schedule import Schedule
 
 PORTABLE = ARCHES["portable"]
@@ -42,6 +42,11 @@ FAMILIES = [
     (named("uint4_m"), oracle.UINT4),
     (named("int8_z"), oracle.INT8),
     (named("int4_m"), oracle.INT4),
+    (Format("int3", bits=3, origin=-4.0), [code - 4.0 for code in range(8)]),
+    (Format("uint7", bits=7), [float(code) for code in range(128)]),
+    (Format("learned", bits=6, codebook=tuple(code**2 / 64 for code in range(64))), [code**2 / 64 for code in range(64)]),
+    (Format("e2m3", bits=6, minifloat="e2m3"), oracle.small_float(2, 3)),
+    (Format("e2m2", bits=5, minifloat="e2m2"), oracle.small_float(2, 2)),
     (named("nf4_m"), oracle.NF4),
 ]
 
@@ -64,7 +69,8 @@ def problems(draw: st.DrawFn) -> tuple[Problem, list[float]]:
     run = draw(st.sampled_from([None, 1, 4, 8, 16]))
     x = draw(st.sampled_from([F16, BF16]))
     m = draw(st.sampled_from([(1, 1), (2, 5), (2, 16)]))
-    layout = rows(n, k, form.bits, run) if run else None
+    way = draw(st.sampled_from([rows, planes]))
+    layout = way(n, k, form.bits, run) if run else None
     return Problem(m=m, n=n, k=k, format=form, layout=layout, x=x, y=x, bias=draw(st.booleans())), values
 
 
@@ -72,7 +78,8 @@ def problems(draw: st.DrawFn) -> tuple[Problem, list[float]]:
 def schedules(draw: st.DrawFn, problem: Problem) -> Schedule:
     """Any choice for gemv; some are not legal for the problem, and `apply` says so."""
     unit = "lanes" if problem.m == (1, 1) else "mma"
-    granule = 32 // problem.format.bits * (4 if unit == "lanes" else 1)
+    layout = problem.layout or layout_for(problem.format, PORTABLE, problem.n, problem.k)
+    granule = layout.narrowest.per_unit * (4 if unit == "lanes" else 1)
     return Schedule(
         template="gemv",
         unit=unit,
@@ -128,13 +135,14 @@ def vendors(draw: st.DrawFn) -> tuple[Problem, list[float], Schedule]:
     form = replace(form, group=draw(st.sampled_from([3, 16, 50, 64, -1])), scale=draw(st.sampled_from([F16, BF16, F32])))
     form = form if form.zero is None else replace(form, zero=draw(st.sampled_from([F16, BF16, F32])))
     kind = draw(st.sampled_from(["any", "any", "rows", "fragments"]))
-    if kind == "any":
+    if kind == "any" and 32 % form.bits == 0:
         layout = draw(weights.layouts((form.bits,)))
         n, k = (draw(st.integers(max(1, layout.size(axis) // 2), layout.size(axis))) for axis in "nk")
     else:
         n, k = draw(st.integers(1, 40)), draw(st.integers(1, 300))
         fragments = kind == "fragments" and form.bits == 4
-        layout = fragment_order(form, PORTABLE.fragment, n, k) if fragments else rows(n, k, form.bits, 16)
+        way = draw(st.sampled_from([rows, planes]))
+        layout = fragment_order(form, PORTABLE.fragment, n, k) if fragments else way(n, k, form.bits, 16)
     x = draw(st.sampled_from([F16, BF16]))
     problem = Problem(m=(2, 5), n=n, k=k, format=form, layout=layout, x=x, y=x, bias=draw(st.booleans()))
     schedule = Schedule(
@@ -164,6 +172,7 @@ def test_every_legal_schedule_keeps_the_meaning(data: st.DataObject) -> None:
     schedule = data.draw(schedules(problem))
     try:
         program = verify(apply(lower(problem), schedule, PORTABLE), PORTABLE, schedule.warps)
+        assert ast.parse(render(program, schedule, "portable").source)
     except (ScheduleError, FormatError):
         assume(False)
     case = weights.case(problem, values)

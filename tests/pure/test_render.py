@@ -144,7 +144,7 @@ def test_an_unknown_name_in_a_template_is_an_error(changed) -> None:  # type: ig
 
 def test_a_kernel_takes_the_tiles_of_its_program(changed) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(TemplateError, match="gemv takes"):
-        rendered(asked(), folder=changed("    scale_ptr,\n", ""))
+        rendered(asked(), folder=changed("    #{{ weights() }}\n", "    codes_ptr,\n"))
 
 
 def test_a_schedule_field_that_no_template_reads_is_an_error() -> None:

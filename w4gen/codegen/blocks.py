@@ -81,7 +81,7 @@ class Order:
 def paired(program: Program) -> bool:
     """Whether the codes of a pair are decoded by one operation on their word."""
     how = tl.decoding(program)
-    return how.dtype.bits == 16 and not any(isinstance(op, d.Lookup) for op in how.value)
+    return how.dtype.bits == 16 and program.problem.format.affine
 
 
 def pair_type(program: Program) -> str:
@@ -102,21 +102,23 @@ def decoded(program: Program, name: str, order: Order) -> list[str]:
     how, bits, value = tl.decoding(program), program.problem.format.bits, tl.variable(name)
     inside = sorted(order.inside(), key=lambda digit: -digit.stride)
     if paired(program):
-        mask, (times, plus) = 2**bits - 1, next((op.times, op.plus) for op in how.value if isinstance(op, d.Fma))
-        scaled = "" if times.value(0) == 1 else f" * {times.value(0)!r}"
+        mask, text = 2**bits - 1, "halves(w_bits)"
+        for op in (op for op in how.value if isinstance(op, d.Fma)):
+            text = tl.expression(op, text, "")
         lines = [
             f"shift = tl.arange(0, {16 // bits}) * {bits}",
             f"w_bits = ((w_tile[:, :, :, None] >> shift[None, None, None, :]) & 0x{mask << 16 | mask:08X}) | magic",
-            f"{value} = halves(w_bits){scaled} + {plus.value(0)!r}".replace("+ -", "- "),
+            f"{value} = {text}",
         ]
         pair = next(digit for digit in inside if digit.stride == 16)
         inside = [*(digit for digit in inside if digit != pair), pair]
     else:
+        shifted = "w_tile[:, :, :, None] >> shift[None, None, None, :]"
         lines = [
             f"shift = tl.arange(0, {how.per_unit}) * {bits}",
-            "w_codes = w_tile[:, :, :, None] >> shift[None, None, None, :]",
+            f"w_codes = {tl.expression(d.Narrow(), shifted, '') if d.Narrow() in how.field else shifted}",
         ]
-        lines += tl.value(value, "w_codes", how)
+        lines += tl.value(program, name, how, "w_codes")
     sizes = ["TALL", "WIDE", *(str(digit.size) for digit in inside)]
     rows = [digit for digit in reversed(order.inside()) if digit.axis == "n"]
     axes = [0, *(2 + inside.index(digit) for digit in rows), 1, *(2 + inside.index(digit) for digit in order.taken())]

@@ -80,9 +80,14 @@ class GluonPrinter(Printer):
         return constants(rows, "gl")
 
     def load(self, operand: str, extra: str = "") -> str:
-        seen, rest = self.parted(operand)
-        self.ledger.update(seen + ([] if operand == "w" else rest))
-        return "\n".join({"w": self.words, "codebook": self.codebook}.get(operand, lambda: self.beside(operand))())
+        if operand == "w":
+            self.ledger.update(self.parted("w")[0])
+            return "\n".join(self.words())
+        if operand == "codebook":
+            self.ledger["codebook.tile"] += 1
+            return "\n".join(self.codebook())
+        self.ledger.update(tl.chain(self.program, self.grouped[operand]))
+        return "\n".join(self.beside(operand))
 
     def codebook(self) -> list[str]:
         """Lines that load the two values of an entry of the table of pairs."""
@@ -111,7 +116,9 @@ class GluonPrinter(Printer):
 
     def beside(self, name: str) -> list[str]:
         """Lines that point a thread to the scales, or zeros, of a worker's step."""
-        group = next(op.group for op in map(self.program.op, self.chains[name]) if isinstance(op, Repeat))
+        group = next(
+            op.group for op in map(self.program.op, tl.chain(self.program, self.grouped[name])) if isinstance(op, Repeat)
+        )
         lanes, pair, _ = self.scale_strides["n"]
         if pair != 1:
             raise TemplateError("the scales of n and n + 8 are not neighbours: a thread loads them as one pair")

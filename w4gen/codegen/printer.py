@@ -40,11 +40,10 @@ class Printer:
         user = "part" if "part" in program.graph else "w.dense"
         roles = {"w": "w", "x": "x"} if user == "part" else {"w": "of"}
         self.chains = {operand: tl.chain(program, program.operands(user)[role]) for operand, role in roles.items()}
-        for role in GROUPED:
-            for name in (name for name in program if role in program.operands(name)):
-                self.chains[role] = tl.chain(program, program.operands(name)[role])
-        if "codebook" in program.graph:
-            self.chains["codebook"] = ["codebook.tile"]
+        of_weight = [name for name in program if not name.startswith(tuple(f"{role}." for role in GROUPED))]
+        self.grouped = {
+            role: program.operands(name)[role] for role in GROUPED for name in of_weight if role in program.operands(name)
+        }
         self.spans = program.tile("part").sizes.get("span", 1) if user == "part" else 1
         self.out = list(program)[-1]
         self.blocks = self.agreed_blocks()
@@ -64,7 +63,7 @@ class Printer:
         return op.side if isinstance(op, Dot) else ""
 
     def calls(self) -> dict[str, Any]:
-        names = ("constants", "magic", "load", "decode", "zeros", "dot", "scale", "reduce", "store")
+        names = ("constants", "weights", "magic", "load", "decode", "zeros", "dot", "scale", "reduce", "store")
         return {name: getattr(self, name) for name in names}
 
     def constants(self) -> str:
@@ -75,18 +74,19 @@ class Printer:
         walked = "lane" if "lane" in blocks else "word"
         if self.SIDE == "right" and blocks["m"] < program.problem.m[1]:
             raise TemplateError(f"one program computes all rows of x: block_m={blocks['m']} is below {program.problem.m[1]}")
-        codes = program.tile("w.codes").sizes["code"] * self.spans
+        stretch = program.tile("w.codes" if "w.codes" in program.graph else "w.tile").sizes["code"]
+        in_walked = w.get("quad", 1) * stretch * self.spans
         steps = -(-program.tile(program.source("w.tile")).sizes[walked] // blocks[walked])
         rows = [
             ("N", program.tile(self.out).sizes["n"], "outputs"),
             ("K", program.tile("x").sizes["k"], "inputs"),
             ("BLOCK_M", blocks["m"], "rows of x per program"),
             ("BLOCK_N", blocks["n"], "outputs per program"),
-            (f"{walked.upper()}S", w[walked], f"{walked}s per step, {blocks[walked] * w.get('quad', 1) * codes} k in all"),
+            (f"{walked.upper()}S", w[walked], f"{walked}s per step, {blocks[walked] * in_walked} k in all"),
             *([("QUAD", w["quad"], "words of a lane")] if "quad" in w else []),
             ("STEPS", steps, "steps along k"),
             ("SPANS", self.spans, "stretches of a word's codes under one scale"),
-            ("CODES", program.tile("w.codes").sizes["code"], "codes of a stretch"),
+            ("CODES", stretch, "codes of a stretch"),
         ]
         return constants(rows)
 
@@ -94,16 +94,34 @@ class Printer:
         """A constant that decoding needs in a register."""
         return "\n".join(tl.magic(self.program, "tl.num_programs(2) - 1"))
 
+    def weights(self) -> str:
+        """The arguments that hold the weight, each on a line."""
+        return "\n".join(f"{tl.pointer(self.program, part)}," for part in self.program.problem.format.parts(1, 1))
+
     def load(self, operand: str, extra: str = "") -> str:
         """Bring one block of `w`, `x`, `scale`, `zero` or `codebook` to registers; `extra` goes into the load as it is.
 
-        A zero that a template has not loaded is loaded where it is first used.
+        Scales and zeros that are codes are decoded too. A zero that a template has not loaded is loaded where it is first used.
         """
+        if operand == "codebook":
+            tables = [name for name in self.program if name.endswith("codebook.tile")]
+            return "\n".join(line for name in tables for line in self.made(name))
+        if operand in GROUPED:
+            self.ledger[self.grouped[operand]] += (again := self.ledger[self.grouped[operand]])
+            return "" if again else "\n".join(self.made(self.grouped[operand]))
         seen, rest = self.parted(operand)
         lines = self.view(seen, f", {extra}" if extra else "")
         if operand != "w":
             lines += [line for name in rest for line in self.node(name)]
         return "\n".join(lines)
+
+    def made(self, name: str) -> list[str]:
+        """The lines behind a node, itself included: what it is computed from, or the load that it is a view of; none twice."""
+        if self.ledger[name]:
+            return []
+        if not isinstance(self.program.op(name), Convert):
+            return self.view(tl.chain(self.program, name))
+        return [line for source in self.program.operands(name).values() for line in self.made(source)] + self.node(name)
 
     def decode(self, operand: str) -> str:
         """Turn the codes of `w` into values, up to their scale."""
@@ -166,7 +184,7 @@ class Printer:
 
     def node(self, name: str) -> list[str]:
         zero = self.program.operands(name).get("zero")
-        lines = self.load("zero").splitlines() if zero and not self.ledger[zero] else []
+        lines = self.made(zero) if zero else []
         self.ledger[name] += 1
         return lines + tl.conversion(self.program, name)
 

@@ -9,14 +9,16 @@ import click
 from w4gen import paths, pipeline
 from w4gen.commands.question import aligned, answer, as_json, asked, count, picked, question, table, tell
 from w4gen.errors import W4Error
+from w4gen.ir.layout import Layout, dense
 from w4gen.ir.lower import lower
 from w4gen.ir.problem import Problem
 from w4gen.ir.program import Program
 from w4gen.ir.tile import Input
+from w4gen.ir.types import F32
 from w4gen.schedule.arch import Arch
-from w4gen.schedule.cost import bounds_us, bytes_moved, matrix_us, traffic
+from w4gen.schedule.cost import bounds_us, bytes_moved, matrix_us, operations, traffic
 from w4gen.schedule.rewrite import pack
-from w4gen.schedule.rules import layout_for
+from w4gen.schedule.rules import decoded, layout_for, layouts_for
 from w4gen.schedule.schedule import Schedule
 
 TRIED = (
@@ -38,6 +40,9 @@ def explain(as_json: bool, **options: Any) -> None:
         tell(facts)
         return
     click.echo(told(facts, problem, arch, rows))
+    click.echo()
+    cells = [(each["order"], f"{each['bytes']:,}", f"{each['operations']:.2f}", each["verdict"]) for each in facts["orders"]]
+    table("codes stored as", "bytes", "operations to decode one", "", rows=cells)
     click.echo()
     table("other ways", "", "why", rows=[(each["change"], each["verdict"], each["why"]) for each in facts["others"]])
 
@@ -73,8 +78,21 @@ def explained(problem: Problem, arch: Arch, rows: int) -> dict[str, Any]:
         "bottleneck": max(bounds, key=lambda name: bounds[name]),
         "padding": round(stored.size("k") / problem.k - 1, 4) if stored else 0.0,
         "padded_k": stored.size("k") if stored else problem.k,
+        "orders": orders(problem, stored),
         "others": others(problem, arch, schedule),
     }
+
+
+def orders(problem: Problem, stored: Layout | None) -> list[dict[str, Any]]:
+    """What each stored order of the codes costs: bytes, and word operations that decode one code in f32."""
+    form, n, k = problem.format, problem.n, problem.k
+    read, found = layouts_for(form, n, k), []
+    for layout in dict.fromkeys(([stored] if stored else []) + read + [dense(n, k, form.bits)]):
+        verdict = "taken" if layout == stored else "" if layout in read else "as checkpoints hold it; no kernel reads it"
+        cost = operations(layout, decoded(form, F32, layout))
+        way = {"order": str(layout), "bytes": 4 * layout.length, "operations": round(cost, 2), "verdict": verdict}
+        found.append(way)
+    return found
 
 
 def fallback_traffic(program: Program, rows: int) -> dict[str, int]:

@@ -27,6 +27,7 @@ from w4gen.ir.tile import (
     Pad,
     Reduce,
     Repeat,
+    RunOn,
     Slice,
     Split,
     Store,
@@ -159,6 +160,9 @@ class _Run:
                 return first.reshape([*tile.shape[: axes.index("word") + 2], *first.shape[axes.index("word") + 1 :]])
             case Repeat(group, size):
                 return np.take(first, np.arange(size) // group, axis=axes.index("g"))
+            case RunOn():
+                stretch = np.arange(op.rows)[:, None] * op.columns + np.arange(op.size) // op.group
+                return first[0][np.minimum(stretch // op.every, first.shape[1] - 1)]
             case Convert():
                 return self.convert(name, op, operands)
             case Dot(over):
@@ -169,7 +173,8 @@ class _Run:
 
     def convert(self, name: str, op: Convert, operands: dict[str, Any]) -> Any:
         if "codes" in operands:
-            table = np.asarray(operands.get("codebook", self.program.problem.format.values), np.float64)
+            form: Any = self.program.tile(self.program.operands(name)["codes"]).element
+            table = np.asarray(operands["codebook"] if form.codebook is not None else form.values, np.float64)
             return (table - (op.decode.left_out if op.decode else 0))[operands["codes"]]
         value = next(iter(operands.values())).astype(np.float64)
         total = self.aligned(name, "sum", operands) if "sum" in operands else 1

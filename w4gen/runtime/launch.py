@@ -9,6 +9,7 @@ import torch
 
 from w4gen import knobs, toolchain
 from w4gen.codegen.render import Kernel, Piece
+from w4gen.codegen.tl import pointer
 from w4gen.errors import ShapeError
 from w4gen.runtime.dtypes import torch_dtype
 from w4gen.runtime.interpreter import mend_bf16
@@ -16,8 +17,12 @@ from w4gen.runtime.weight import Weight
 from w4gen.schedule.arch import ARCHES, Arch, arch, for_capability
 
 Launch: TypeAlias = Callable[..., None]
-ARGUMENTS = ("y_ptr", "x_ptr", "codes_ptr", "scale_ptr", "zero_ptr", "codebook_ptr", "bias_ptr", "m_count")
-"""The order in which a call hands over its tensors; partial sums and a dense weight are made for it."""
+
+
+def arguments(kernel: Kernel) -> tuple[str, ...]:
+    """The order in which a call hands over its tensors; partial sums and a dense weight are made for it."""
+    weight = (pointer(kernel.program, part) for part in kernel.problem.format.parts(1, 1))
+    return "y_ptr", "x_ptr", *weight, "bias_ptr", "m_count"
 
 
 def arch_of(device: torch.device | None = None) -> Arch:
@@ -32,7 +37,7 @@ def arch_of(device: torch.device | None = None) -> Arch:
 
 
 def launcher(kernel: Kernel, device: torch.device, n: int = 0) -> Launch:
-    """`launch(y, x, codes, scale, zero, codebook, bias, m)`: the functions of a kernel, then the vendor's matmul if it has one.
+    """`launch(y, x, *buffers of the weight, bias, m)`: the functions of a kernel, then the vendor's matmul if it has one.
 
     `n` cuts everything to the first outputs (0: all of them). A kernel that reads weights before the one in front has ended does
     so only where the weights are those of the call before: the first call after a write to them waits.
@@ -40,12 +45,13 @@ def launcher(kernel: Kernel, device: torch.device, n: int = 0) -> Launch:
     early = bool(kernel.schedule.overlap) and not toolchain.interpreted()
     load = _interpreted if toolchain.interpreted() else _compiled
     ways = {overlap: [(piece, load(kernel, piece, device, overlap)) for piece in kernel.pieces] for overlap in {False, early}}
-    makes = {argument for piece in kernel.pieces for argument in piece.arguments} - set(ARGUMENTS)
+    names = arguments(kernel)
+    makes = {argument for piece in kernel.pieces for argument in piece.arguments} - set(names)
     grids: dict[tuple[int, bool], list[Any]] = {}
 
     def launch(*call: Any) -> None:
-        given, m = dict(zip(ARGUMENTS, call, strict=True)), call[-1]
-        way = (m, early and unwritten(call[2:6]))
+        given, m = dict(zip(names, call, strict=True)), call[-1]
+        way = (m, early and unwritten(call[2:-2]))
         if way not in grids:
             grids[way] = [run[kernel.programs(piece, m, n)] for piece, run in ways[way[1]]]
         if makes:
@@ -53,7 +59,8 @@ def launcher(kernel: Kernel, device: torch.device, n: int = 0) -> Launch:
         for piece, run in zip(kernel.pieces, grids[way], strict=True):
             run(*[given[name] for name in piece.arguments])
         if "dense_ptr" in makes:
-            _multiply(call[0][:, : n or None], call[1], given["dense_ptr"], given["bias_ptr"])
+            bias = given["bias_ptr"]
+            _multiply(call[0][:, : n or None], call[1], given["dense_ptr"], bias if bias is None else bias[: n or None])
 
     return launch
 
@@ -63,10 +70,10 @@ def unwritten(buffers: Sequence[torch.Tensor | None]) -> bool:
     codes = buffers[0]
     if codes is None or codes.is_inference():  # nothing counts writes to inference tensors
         return False
-    versions = [each._version for each in buffers if each is not None]
-    seen = getattr(codes, "w4gen_versions", None)
-    codes.w4gen_versions = versions  # type: ignore[attr-defined]
-    return seen == versions
+    now = [(each.data_ptr(), each._version) for each in buffers if each is not None]
+    seen = getattr(codes, "w4gen_seen", None)
+    codes.w4gen_seen = now  # type: ignore[attr-defined]
+    return seen == now
 
 
 def _interpreted(kernel: Kernel, piece: Piece, device: torch.device, overlap: bool) -> Any:

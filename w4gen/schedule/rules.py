@@ -6,21 +6,25 @@ import math
 from dataclasses import replace
 
 from w4gen.errors import ScheduleError
-from w4gen.ir.decode import Decode, decode, decode_as_subnormal
-from w4gen.ir.layout import QUAD, Digit, Layout, rows
+from w4gen.ir.decode import Decode, decode, decode_for_x
+from w4gen.ir.layout import PLANES, QUAD, Digit, Layout, planes, rows, spans
 from w4gen.ir.problem import Problem
 from w4gen.ir.program import Program
 from w4gen.ir.tile import Space
-from w4gen.ir.types import F16, F32, Format
+from w4gen.ir.types import F16, F32, DType, Format
 from w4gen.schedule import rewrite
 from w4gen.schedule.arch import Arch, Fragment
+from w4gen.schedule.cost import operations
 from w4gen.schedule.schedule import Schedule
 
 BUCKETS = ((1, 1), (2, 8), (9, 16), (17, 32), (33, 64), (65, 128), (129, 2**20))
 """Ranges of M that share one kernel."""
 
-WASTE = 0.05
-"""The share of padding in a row above which a layout with a smaller granule is taken."""
+PADDING = 0.05
+"""The share of padding above which a weight is not stored in the order of a matrix instruction."""
+
+WASTE = 0.02
+"""The share of bytes above the fewest possible up to which a layout is taken for its order."""
 
 
 def bucket(m: int) -> tuple[int, int]:
@@ -29,7 +33,7 @@ def bucket(m: int) -> tuple[int, int]:
 
 
 def layout_for(format: Format, arch: Arch, n: int, k: int) -> Layout:
-    """The stored order of the codes, one for every bucket of M.
+    """The stored order of the codes, one for every bucket of M: the fewest bytes, then the fewest operations to decode a code.
 
     The order of the arch's matrix instruction, where the arch has one. Else, and where its blocks would pad the weight too much,
     rows in which 16 consecutive k share a code position of 16 consecutive words: x is then read in contiguous pieces and every
@@ -37,10 +41,25 @@ def layout_for(format: Format, arch: Arch, n: int, k: int) -> Layout:
     """
     if arch.fragment is not None and 32 % format.bits == 0:
         order = fragment_order(format, arch.fragment, n, k)
-        if order.size("n") * order.size("k") <= (1 + WASTE) * n * k:
+        if order.size("n") * order.size("k") <= (1 + PADDING) * n * k:
             return order
-    candidates = [rows(n, k, format.bits, run) for run in (16, 8, 4, 1)]
-    return next((each for each in candidates if each.size("k") - k <= WASTE * k), candidates[-1])
+    candidates = layouts_for(format, n, k)
+    fewest = min(each.length for each in candidates)
+    return min(
+        (each for each in candidates if each.length <= (1 + WASTE) * fewest),
+        key=lambda each: (operations(each, decoded(format, F32, each)), -each.run),
+    )
+
+
+def layouts_for(format: Format, n: int, k: int) -> list[Layout]:
+    """The layouts that kernels read: rows of words, and of codes that do not fill a word, rows of their planes."""
+    ways = (rows, planes) if format.bits in PLANES else (rows,)
+    return [way(n, k, format.bits, run) for way in ways for run in (16, 8, 4, 1)]
+
+
+def decoded(format: Format, dtype: DType, layout: Layout, in_place: bool = True) -> Decode:
+    """The word operations for codes as `layout` holds them: those of planes are put together first, alone in their word."""
+    return decode(format, dtype, 1 if layout.high else layout.per_unit, in_place)
 
 
 def fragment_order(format: Format, fragment: Fragment, n: int, k: int) -> Layout:
@@ -79,12 +98,14 @@ def pick(program: Program, arch: Arch) -> Schedule:
     low, high = problem.m
     if low > FUSED or (arch.fragment is None and low > 1):
         return _dense(problem, layout)
-    if layout.row_units() is None:
+    if layout.narrowest.row_units() is None:
         return _fast(problem, layout, arch) or _gemm(problem, layout, arch)
     if high > 16:
         return _dense(problem, layout)
     chosen = _lanes(problem, layout, arch) if high == 1 else _mma(problem, layout)
-    if rewrite.spans(layout, rewrite.padded_group(problem, layout), _words(chosen, layout)) is None:
+    mixed = spans(layout.narrowest, rewrite.padded_group(problem, layout), _words(chosen, layout)) is None
+    # unscaled values beyond the range of x's type
+    if mixed or (chosen.unit == "mma" and problem.format.minifloat is not None and not _fits(problem.format, problem.x)):
         return replace(chosen, scale_at="weight", zero_at="weight")
     return chosen
 
@@ -96,7 +117,8 @@ FUSED = 128
 def _dense(problem: Problem, layout: Layout) -> Schedule:
     """Dequantize the whole weight, then the vendor's matmul: any layout and format, and the choice for large M."""
     if layout.row_units() is None:
-        block_n, block_k = (4 if problem.n <= 2**20 else 16) * layout.block["n"], max(128, layout.block["k"])
+        tall = 16 if problem.n > 2**20 else 2 if isinstance(problem.format.scale, Format) else 4
+        block_n, block_k = tall * layout.block["n"], max(128, layout.block["k"])
     else:
         block_n, block_k = 4 if problem.n <= 4 * 65535 else 64, 512  # a grid has no more programs along its second axis
     return Schedule(template="dequant", block_n=block_n, block_k=block_k, unit="vendor", scale_at="weight", convert_at="global")
@@ -108,8 +130,9 @@ def _fast(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
     x is copied 16 bytes at a time; codes are decoded in x's type, in pairs, and a step of 64 k or more has one scale.
     """
     form, group, looked_up = problem.format, rewrite.padded_group(problem, layout), problem.format.codebook is not None
+    of_machine = all(isinstance(kind, DType) and not kind.small for kind in (form.scale, form.zero or F16)) and not form.flat
     block_k = next((size for size in (128, 64) if group % size == 0 and size % layout.block["k"] == 0), 0)
-    exact = form.bits in (2, 4) if looked_up else form.bits <= problem.x.mantissa
+    exact = of_machine and (form.bits in (2, 4) if looked_up else form.affine and form.bits <= problem.x.mantissa)
     if "gluon" not in arch.features or not exact or form.zero_mode not in (None, "integer") or not block_k or problem.k % 8:
         return None
     n, k, m = problem.n, problem.k, problem.m[1]
@@ -178,7 +201,7 @@ def _gemm(problem: Problem, layout: Layout, arch: Arch) -> Schedule:
     best of some six hundred settings on an H200 (five shapes, M = 16 … 128).
     """
     group, least = rewrite.padded_group(problem, layout), layout.block["k"]
-    on_sums = group % least == 0
+    on_sums = group % least == 0 and (problem.format.minifloat is None or _fits(problem.format, problem.x))
     block_k = least * (2 if least < 128 and group % (2 * least) == 0 else 1)
     block_m = min(64, max(16, 1 << (problem.m[1] - 1).bit_length()))
     wgmma = "wgmma" in arch.features
@@ -217,7 +240,10 @@ def _lanes(problem: Problem, layout: Layout, arch: Arch) -> Schedule:
     else:
         warps = 4 if n < 8192 and k >= 8192 else 2
         block_n = 8 if n >= 8192 else 4 if n >= 4096 else 2 if n > 512 else 1
-    block_k = warps * arch.warp * QUAD * layout.per_unit
+    of_warp = arch.warp * QUAD * layout.narrowest.per_unit
+    while warps > 1 and warps // 2 * of_warp >= k:
+        warps //= 2
+    block_k = warps * of_warp
     form = problem.format
     zero_at = "accumulator" if form.zero_after_scale or (form.zero is None and _short(problem)) else "weight"
     return Schedule(template="gemv", block_n=block_n, block_k=block_k, warps=warps, zero_at=zero_at)
@@ -230,7 +256,7 @@ def _mma(problem: Problem, layout: Layout) -> Schedule:
         template="gemv",
         block_m=16,
         block_n=block_n,
-        block_k=16 * layout.per_unit,
+        block_k=16 * layout.narrowest.per_unit,
         unit="mma",
         zero_at="accumulator" if problem.format.zero_after_scale else "weight",
         stages=3,
@@ -238,13 +264,20 @@ def _mma(problem: Problem, layout: Layout) -> Schedule:
 
 
 def _short(problem: Problem) -> bool:
-    """Whether codes can be read as subnormals on lanes."""
-    return problem.x == F16 and problem.format.codebook is None and problem.format.step == 1
+    """Whether x can carry the power of two that makes the shortest decoding on lanes."""
+    return problem.x == F16 and problem.format.codebook is None and 2.0**-16 <= problem.format.step <= 2.0**16
+
+
+def _fits(form: Format, x: DType) -> bool:
+    """Whether decoding gives the values in the type of x, exactly (or, of a codebook, rounded)."""
+    if form.minifloat is not None:
+        return form.minifloat.fits(x)
+    return not form.affine or form.bits <= x.mantissa
 
 
 def _words(schedule: Schedule, layout: Layout) -> int:
     """Neighbouring words whose products are summed before the scale."""
-    return QUAD if schedule.unit == "lanes" else schedule.block_k // layout.per_unit
+    return QUAD if schedule.unit == "lanes" else schedule.block_k // layout.narrowest.per_unit
 
 
 def apply(program: Program, schedule: Schedule, arch: Arch) -> Program:
@@ -254,29 +287,32 @@ def apply(program: Program, schedule: Schedule, arch: Arch) -> Program:
     """
     problem = program.problem
     layout = problem.layout or layout_for(problem.format, arch, problem.n, problem.k)
-    if layout.size("n") < problem.n or layout.size("k") < problem.k or layout.bits != problem.format.bits:
+    if layout.size("n") < problem.n or layout.size("k") < problem.k or layout.width != problem.format.bits:
         raise ScheduleError(f"layout {layout} does not hold {problem.format.label} codes [{problem.n}, {problem.k}]: pack again")
+    if any(plane.unit != 32 for plane in layout.planes):
+        raise ScheduleError(f"layout {layout} has codes across words, as checkpoints do: pack it as layout_for says")
     _agree(problem, schedule)
     lanes, on_sums = schedule.unit == "lanes", schedule.scale_at == "accumulator"
     how = _decode(problem, schedule, layout)
     program = rewrite.convert(rewrite.pack(program, layout), how, F32 if lanes else problem.x)
     if schedule.unit == "vendor":
         return rewrite.tile(rewrite.dequantize(program), "k", schedule.block_k, schedule.block_n)
-    if layout.row_units() is None:
+    steps = layout.narrowest
+    if steps.row_units() is None:
         return _in_blocks(program, schedule, layout, how)
     if schedule.side == "left":
         raise ScheduleError(f"layout {layout} is one of rows: w as the left operand is read in the order of its fragments")
-    granule = layout.per_unit * (QUAD if lanes else 1)
+    granule = steps.per_unit * (QUAD if lanes else 1)
     if schedule.block_k % granule:
         raise ScheduleError(f"block_k={schedule.block_k} is not a multiple of {granule}, the codes that a load brings: use one")
     group = rewrite.padded_group(problem, layout)
-    spans = rewrite.spans(layout, group, _words(schedule, layout)) if on_sums else 1
-    if spans is None:
+    pieces = spans(steps, group, _words(schedule, layout)) if on_sums else 1
+    if pieces is None:
         raise ScheduleError(
             f"scale_at=accumulator needs each sum under one scale; group {group} and block_k={schedule.block_k} mix scales: "
             "take scale_at=weight, or a block_k that divides the group"
         )
-    program = rewrite.split(program, layout, spans)
+    program = rewrite.split(program, layout, pieces)
     program = rewrite.fold(program, QUAD) if lanes else program
     inside = ("quad" if lanes else "word", "code")
     program = rewrite.place_scale(program, schedule.unit, schedule.side, schedule.scale_at, how.left_out, inside)
@@ -334,6 +370,7 @@ def _agree(problem: Problem, schedule: Schedule) -> None:
 def _decode(problem: Problem, schedule: Schedule, layout: Layout) -> Decode:
     """The word operations that the schedule's choices allow."""
     lanes, on_sums, form = schedule.unit == "lanes", schedule.scale_at == "accumulator", problem.format
+    per_unit = 1 if layout.high else layout.per_unit
     if form.zero_after_scale:
         if schedule.zero_at != schedule.scale_at:
             raise ScheduleError(
@@ -341,16 +378,16 @@ def _decode(problem: Problem, schedule: Schedule, layout: Layout) -> Decode:
                 "scaling, so take both alike"
             )
         if lanes and on_sums and _short(problem):
-            return decode_as_subnormal(form, layout.per_unit)
+            return decode_for_x(form, per_unit)
     elif schedule.zero_at == "accumulator":
         if form.zero is not None:
             raise ScheduleError(f"zero_at=accumulator: {form.label} has q - z formed on the weight, exactly: take zero_at=weight")
         if not (lanes and on_sums and problem.x == F16):
             raise ScheduleError("zero_at=accumulator needs unit=lanes, scale_at=accumulator and x in f16: take zero_at=weight")
-        return decode_as_subnormal(form, layout.per_unit)
+        return decode_for_x(form, per_unit)
     if schedule.template in FAST and on_sums:
-        return decode(form, problem.x, layout.per_unit if form.codebook is not None else 16 // form.bits)
+        return decode(form, problem.x, 16 // form.bits if form.affine else layout.per_unit)
     # decoded in f32 and rounded once: a weight that is scaled, or has a fraction, before it is multiplied, and wide codes
-    wide = not on_sums or form.zero_mode == "float" or (form.codebook is None and form.bits > problem.x.mantissa)
+    wide = not on_sums or form.zero_mode == "float" or not _fits(form, problem.x)
     in_place = schedule.unit != "vendor" and schedule.side == "right"
-    return decode(form, F32 if lanes or wide else problem.x, layout.per_unit, in_place)
+    return decoded(form, F32 if lanes or wide else problem.x, layout, in_place)
