@@ -67,6 +67,19 @@ def test_kernels_of_trees_give_the_truth(name: str, m: int, kind: torch.dtype) -
     assert error <= (1.5 if m == 1 else 2.01) * oracle.HALF_UNIT["f16" if kind == F16 else "bf16"]
 
 
+@KINDS
+@pytest.mark.parametrize("form", ["int4_g32_e8m0", "int2_g16_e4m3", "int4(origin=-8,group=32,scale=u6(bits=6,group=8))"])
+def test_gemm_takes_scales_that_are_codes(form: str, kind: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, w = torch.randn(40, 768).to(kind), w4gen.Weight.from_float(torch.randn(70, 768), form)
+    kernel = w4gen.compile("40x768x70", form, arch="portable", dtype=str(kind).removeprefix("torch."))
+    assert kernel.name == "gemm"
+    truth = x.double() @ w.dequantize(torch.float64).T
+    assert (
+        oracle.error(w4gen.bind(kernel)(x, w).double().numpy(), truth.numpy()) <= oracle.LIMIT["f16" if kind == F16 else "bf16"]
+    )
+
+
 @pytest.mark.parametrize("m", [1, 5, 130])
 def test_a_scale_that_is_nan_stays_in_its_row(m: int) -> None:
     """e8m0 has a code for NaN: that output is no number, all others are what they were."""
