@@ -24,6 +24,9 @@ class Order:
     def __post_init__(self) -> None:
         if self.layout.row_units() is not None:
             raise TemplateError(f"layout {self.layout} is one of rows: a template that takes w on the left reads blocks")
+        block = self.units * self.layout.unit
+        if sum(digit.axis == "n" and digit.size > 1 and digit.stride >= block for digit in self.layout.digits) > 1:
+            raise TemplateError(f"layout {self.layout}: its blocks of rows are no single run: pack the weight again")
 
     @property
     def units(self) -> int:

@@ -64,6 +64,11 @@ class Printer:
         op = self.program.op("part") if "part" in self.program.graph else None
         return op.side if isinstance(op, Dot) else ""
 
+    def agreed_side(self) -> None:
+        """Refuse a Dot with w on the side that the template does not take it on."""
+        if self.side() != self.SIDE:
+            raise TemplateError(f"this template takes w as the {self.SIDE} operand: take side={self.SIDE}")
+
     def calls(self) -> dict[str, Any]:
         names = ("constants", "magic", "load", "decode", "zeros", "dot", "scale", "reduce", "store")
         return {name: getattr(self, name) for name in names}
@@ -71,8 +76,7 @@ class Printer:
     def constants(self) -> str:
         """Sizes of the problem and of its tiles, as constants."""
         program, w, blocks = self.program, self.program.tile("w.tile").sizes, self.blocks
-        if self.side() != self.SIDE:
-            raise TemplateError(f"this template takes w as the {self.SIDE} operand: take side={self.SIDE}")
+        self.agreed_side()
         walked = "lane" if "lane" in blocks else "word"
         if self.SIDE == "right" and blocks["m"] < program.problem.m[1]:
             raise TemplateError(f"one program computes all rows of x: block_m={blocks['m']} is below {program.problem.m[1]}")
@@ -220,6 +224,7 @@ class GemmPrinter(Printer):
 
     def constants(self) -> str:
         """Sizes of the problem, of the tiles, and of the layout's blocks, as constants."""
+        self.agreed_side()
         order, steps = self.order, -(-self.program.tile(self.program.source("w.tile")).sizes["k"] // self.blocks["k"])
         split = self.program.tile("parts").sizes["part"] if "parts" in self.program.graph else 1
         rows = [
@@ -239,10 +244,9 @@ class GemmPrinter(Printer):
     @property
     def order(self) -> blocks.Order:
         """How the codes are stored, and the order of k in which the instruction takes them."""
-        layout = self.program.tile("codes.stored").layout
-        if layout is None or self.blocks["n"] % (16 * self.schedule.warps):
+        if self.blocks["n"] % (16 * self.schedule.warps):
             raise TemplateError(f"gemm gives each of {self.schedule.warps} warps 16 outputs: block_n={self.blocks['n']}")
-        return blocks.Order(layout, self.schedule.vector)
+        return blocks.Order(tl.order(self.program, "codes"), self.schedule.vector)
 
     def magic(self) -> str:
         return "\n".join(blocks.magic(self.program) or tl.magic(self.program, "(m_count >> 31)"))

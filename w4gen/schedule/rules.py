@@ -77,7 +77,7 @@ def pick(program: Program, arch: Arch) -> Schedule:
     problem = program.problem
     layout = problem.layout or layout_for(problem.format, arch, problem.n, problem.k)
     low, high = problem.m
-    if low > FUSED or (arch.fragment is None and low > 1):
+    if low > FUSED or (arch.fragment is None and low > 1) or not _readable(layout, problem.format, arch):
         return _dense(problem)
     if layout.row_units() is None:
         return _fast(problem, layout, arch) or _gemm(problem, layout, arch)
@@ -87,6 +87,14 @@ def pick(program: Program, arch: Arch) -> Schedule:
     if rewrite.spans(layout, rewrite.padded_group(problem, layout), _words(chosen, layout)) is None:
         return replace(chosen, scale_at="weight", zero_at="weight")
     return chosen
+
+
+def _readable(layout: Layout, format: Format, arch: Arch) -> bool:
+    """Whether a template that multiplies reads a layout: rows, or blocks in the very order of the arch's fragments."""
+    if layout.row_units() is not None:
+        return True
+    sizes = layout.size("n"), layout.size("k")
+    return arch.fragment is not None and layout == fragment_order(format, arch.fragment, *sizes)
 
 
 FUSED = 128
