@@ -187,7 +187,7 @@ def expected(name: str, k: int, stored: str, high: int) -> str:
 @pytest.mark.parametrize("target", ARCHES)
 @pytest.mark.parametrize(("name", "sizes", "stored"), NAMED, ids=str)
 def test_which_template_answers(name: str, sizes: dict[str, int], stored: str, target: str, high: int) -> None:
-    """Fast ones for few rows of what they decode; gemm to M = 128 for everything in blocks; on rows gemv to 16; else dequantize."""
+    """Fast ones for few rows of what they decode; gemm to M = 128 for all in blocks; on rows gemv to 16; else dequantize."""
     problem, arch = Problem(m=bucket(high), format=named(name), **sizes), ARCHES[target]
     chosen = pick(lower(problem), arch)
     if arch.fragment is None:
@@ -295,6 +295,7 @@ def scheduled(schedule: Schedule, n: int = 64, k: int = 1024, **problem: object)
 
 
 ROWS = {"m": (2, 16)}
+LEFT = {"unit": "mma", "side": "left", "block_n": 64, "block_k": 128}
 FRAGMENTS = {"layout": fragment_order(named("int4_g128"), M16K16, 64, 1024)}
 
 
@@ -327,6 +328,17 @@ FRAGMENTS = {"layout": fragment_order(named("int4_g128"), M16K16, 64, 1024)}
             {"split_k": 2, "unit": "mma", "side": "left", "sum_at": "shared"},
             FRAGMENTS,
             "halves through the shared memory of a cluster",
+        ),
+        (
+            {"split_k": 3, **LEFT},
+            FRAGMENTS,
+            "split_k=3 with 8 steps along k: each program needs one, and programs whose sums meet",
+        ),
+        ({"split_k": 16, **LEFT}, FRAGMENTS, "split_k=16 with 8 steps along k"),
+        (
+            {"split_k": 16, "unit": "halves", "block_n": 16, "sum_at": "shared"},
+            FRAGMENTS,
+            "split_k=16 with 8 steps along k: each program needs one",
         ),
         ({"unit": "halves"}, ROWS | FRAGMENTS, "unit=halves multiplies one row of x, not 16: take unit=mma or vendor"),
         ({"unit": "halves", "side": "left"}, FRAGMENTS, "side=left with unit=halves: only a matrix instruction has sides"),

@@ -128,8 +128,8 @@ def load_format(name: str) -> str | Format:
 
 def picked(problem: Problem, arch: arches.Arch) -> tuple[Schedule, str]:
     """The schedule that a compile starts from, and who chose it."""
-    stored = cache.tuned(problem, arch)
-    return (stored, "stored by tuning") if stored else (pick(lower(problem), able(arch)), "the rules' choice")
+    stored = pipeline.winner(lower(problem), arch)
+    return (stored.schedule, "stored by tuning") if stored else (pick(lower(problem), able(arch)), "the rules' choice")
 
 
 def answer(problem: Problem, arch: arches.Arch, schedule: str = "", templates: Path | None = None) -> Kernel:

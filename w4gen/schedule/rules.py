@@ -298,6 +298,12 @@ def _in_blocks(program: Program, schedule: Schedule, layout: Layout, how: Decode
             f"scale_at=accumulator needs each sum under one scale; block_k={schedule.block_k} does not divide group {group}: "
             "take scale_at=weight, or a block_k that divides the group"
         )
+    steps, split = -(-layout.size("k") // schedule.block_k), schedule.split_k
+    if split > steps or (schedule.sum_at == "global" and steps % split):
+        raise ScheduleError(
+            f"split_k={split} with {steps} steps along k: each program needs one, and programs whose sums meet in global memory "
+            "need as many each: take a divisor"
+        )
     program = rewrite.place_scale(program, schedule.unit, schedule.side, schedule.scale_at, how.left_out, ("k",))
     meet = Space(schedule.sum_at)
     return rewrite.tile(program, "k", schedule.block_k, schedule.block_n, schedule.block_m, schedule.split_k, meet)
