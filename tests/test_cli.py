@@ -48,7 +48,15 @@ BAD = {
     "binary": ("compile --shape 1x64x64 --emit cubin", "give --out FOLDER"),
     "no file": ("compile --shape 1x64x64 --format nowhere.py:x", "no file nowhere.py"),
     "option": ("compile --shap 1x64x64", "No such option"),
-    "fragment": ("compile --shape 1x64x64 --format int8_g32 --layout fragment", "not 8-bit ones: take rows"),
+    "fragment": (
+        "compile --shape 1x64x64 --layout fragment",
+        "portable has no matrix fragment that w4gen knows: name an arch that",
+    ),
+    "other fragment": (
+        "show ir --shape 1x64x64 --layout fragment --arch gfx942",
+        "gfx942 has no matrix fragment that w4gen knows",
+    ),
+    "order": ("compile --shape 1x64x64 --layout columns", "'columns' is not one of 'rows', 'fragment'"),
     "schedule": ("compile --shape 1x64x64 --schedule blok_n=64", "cannot read 'blok_n=64' of a schedule"),
     "schedule unit": ("compile --shape 1x64x64 --schedule unit=gpu", "unit='gpu': use one of lanes, mma"),
     "schedule block": ("compile --shape 1x64x64 --schedule block_k=100", "block_k=100 is not a multiple of"),
@@ -145,11 +153,24 @@ def test_a_rendered_file_checks_itself(shape: str, name: str, tmp_path: Path) ->
 
 
 def test_show(tmp_path: Path) -> None:
-    ladder = w4gen(*["show", "ir", "--shape", "32x63x32", "--format", "nf4_g64", "--layout", "fragment"], cache=tmp_path).stdout
-    for word in ("offline, once per weight", "pad k=64", "slice", "convert", "map to n8@512,n2@4", "kept"):
-        assert word in ladder, word
+    ladder = "show ir --shape 32x63x32 --format nf4_g64 --layout fragment --arch sm_80"
+    for word in ("offline, once per weight", "pad k=64", "slice", "convert", "map to n8@512,n2@8", "kept", "dot over k on mma"):
+        assert word in w4gen(*ladder.split(), cache=tmp_path).stdout, word
     assert w4gen("show", "schedule", "--shape", "1x64x64", cache=tmp_path).stdout.startswith("template=gemv")
     assert "def gemv(" in w4gen("show", "kernel", "--shape", "1x64x64", cache=tmp_path).stdout
+
+
+def test_the_stored_order_is_picked_or_named(tmp_path: Path) -> None:
+    """Of an arch with matrix fragments the order is theirs; where it would pad too much, and on request, it is rows."""
+
+    def template(*options: str) -> str:
+        return facts("show", "schedule", *options, "--arch", "sm_90", cache=tmp_path)["template"]
+
+    assert template("--shape", "1x1536x256") == "gemv_half"
+    assert template("--shape", "1x1536x256", "--layout", "rows") == "gemv"
+    assert template("--shape", "40x1536x256", "--layout", "rows") == "dequant"
+    assert template("--shape", "40x330x37") == "dequant"
+    assert template("--shape", "40x330x37", "--layout", "fragment") == "gemm"
 
 
 def test_doctor_knows_what_is_here(tmp_path: Path) -> None:

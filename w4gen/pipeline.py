@@ -28,7 +28,7 @@ def compile(problem: Problem, arch: Arch) -> Kernel:
     """
     start = time.perf_counter()
     program = lower(problem)
-    kernel = _winner(program, arch) or made(program, pick(program, able(arch)), arch)
+    kernel = winner(program, arch) or made(program, pick(program, able(arch)), arch)
     _tell(kernel, time.perf_counter() - start)
     return cache.store(kernel)
 
@@ -54,10 +54,10 @@ def twin(kernel: Kernel) -> Kernel:
     return made(program, pick(program, arch), arch)
 
 
-def _winner(program: Program, arch: Arch) -> Kernel | None:
-    """A stored winner, where one is there and still holds."""
+def winner(program: Program, arch: Arch) -> Kernel | None:
+    """A stored winner, where one is there and still holds; one of a fast template only where this process can run it."""
     schedule = cache.tuned(program.problem, arch)
-    if schedule is None:
+    if schedule is None or (schedule.template in FAST and "gluon" not in able(arch).features):
         return None
     try:
         return made(program, schedule, arch)

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 import w4gen
-from w4gen import cache, knobs, paths
+from w4gen import cache, knobs, paths, toolchain
 from w4gen.api import problem_of
 from w4gen.errors import W4Error
+from w4gen.schedule.schedule import Schedule
 
 FILES = {"facts": b"{}", "cubin": bytes(range(256))}
 
@@ -151,13 +152,30 @@ def row(schedule: str) -> dict[str, dict[str, str]]:
     return {cache.question(problem_of(m=1, n=256, k=1536)): {"schedule": schedule}}
 
 
+HALF = "template=gemv_half block_n=16 block_k=128 unit=halves"
+
+
 def test_a_tuned_schedule_is_used(fresh_cache: Path) -> None:
-    chosen = "template=gemv block_n=4 block_k=1024 warps=1 zero_at=accumulator"
+    chosen = f"{HALF} warps=2 overlap=1"
     before = w4gen.compile("1x1536x256", arch="sm_90")
     tune(fresh_cache, row(chosen))
     after = w4gen.compile("1x1536x256", arch="sm_90")
-    assert (after.schedule.block_n, after.schedule.warps) == (4, 1) != (before.schedule.block_n, before.schedule.warps)
-    assert "BLOCK_N = tl.constexpr(4)" in after.source
+    assert str(after.schedule) == str(Schedule.parse(chosen)) != str(before.schedule)
+    assert "WARPS = gl.constexpr(2)" in after.source
+
+
+def test_a_tuned_schedule_of_a_fast_template_is_used_with_its_triton_only(
+    fresh_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gluon changes between releases, and no interpreter runs it."""
+    tune(fresh_cache, row(f"{HALF} warps=2 overlap=1"))
+    monkeypatch.setattr(toolchain, "version", lambda: "3.7.0")
+    assert w4gen.compile("1x1536x256", arch="sm_90").name == "gemm"
+    monkeypatch.undo()
+    monkeypatch.setenv("W4GEN_CACHE", str(fresh_cache))
+    assert w4gen.compile("1x1536x256", arch="sm_90").name == "gemv_half"
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert w4gen.compile("1x1536x256", arch="sm_90").name == "gemm"
 
 
 @pytest.mark.parametrize(
@@ -166,15 +184,16 @@ def test_a_tuned_schedule_is_used(fresh_cache: Path) -> None:
 def test_a_tuned_schedule_answers_its_own_question_only(other: dict[str, str], fresh_cache: Path) -> None:
     asked = {"shape": "1x1536x256", "format": "int4_g128", "arch": "sm_90", "dtype": "float16", **other}
     before = w4gen.compile(**asked).schedule
-    tune(fresh_cache, row("template=gemv block_n=64 block_k=1024 warps=1"))
+    tune(fresh_cache, row(f"{HALF} warps=2 overlap=1"))
     assert w4gen.compile(**asked).schedule == before
 
 
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (row("template=gemv block_k=48"), "does not hold any more"),
-        (row("template=gemv warps=64 block_k=1024"), "does not hold any more"),
+        (row("template=gemv_half block_n=16 block_k=48 unit=halves"), "does not hold any more"),
+        (row("template=gemv block_n=4 block_k=1024"), "does not hold any more"),
+        (row(f"{HALF} warps=64"), "does not hold any more"),
         (row("template=gemv colour=3"), "is not a file of tuned schedules"),
         (row("template=gemv block_n=0"), "is not a file of tuned schedules"),
         ("{", "is not a file of tuned schedules"),
@@ -194,7 +213,7 @@ def test_a_tuned_row_that_does_not_hold_is_left_out_with_a_warning(
     assert (message or "") in caplog.text
 
 
-@pytest.mark.parametrize("schedule", ["template=gemv block_k=2048 split_k=2", "template=gemm block_k=2048"])
+@pytest.mark.parametrize("schedule", [f"{HALF} vector=4", HALF.replace("gemv_half", "gemm")])
 def test_a_tuned_row_that_the_template_cannot_render_is_left_out_with_a_warning(
     schedule: str, fresh_cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

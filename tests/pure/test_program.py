@@ -26,11 +26,12 @@ from w4gen.ir.show import show
 from w4gen.ir.tile import Const, Convert, Dot, Input, Pack, Pad, Reduce, Slice, Space, Unpack
 from w4gen.ir.types import BF16, F16, F32, Format
 from w4gen.ir.verify import verify
-from w4gen.schedule.arch import ARCHES
-from w4gen.schedule.rules import apply, fragment_order, layout_for, pick
+from w4gen.schedule.arch import ARCHES, M16K16, Arch
+from w4gen.schedule.rewrite import padded_group
+from w4gen.schedule.rules import FAST, apply, fragment_order, layout_for, pick
 from w4gen.schedule.schedule import Schedule
 
-PORTABLE = ARCHES["portable"]
+PORTABLE, SM_80, SM_90 = ARCHES["portable"], ARCHES["sm_80"], ARCHES["sm_90"]
 FAMILIES = [
     (named("int4"), oracle.INT4),
     (named("nf4"), oracle.NF4),
@@ -98,32 +99,80 @@ AFFINE = [
     (named("int8"), oracle.INT8),
     (Format("uint2", bits=2), [0.0, 1.0, 2.0, 3.0]),
     (Format("halves", bits=2, step=0.5, origin=-1.0), [-1.0, -0.5, 0.0, 0.5]),
+    (Format("evens", bits=1, step=2.0, origin=-2.0), [-2.0, 0.0]),
 ]
+
+
+def stored(draw: st.DrawFn, form: Format, m: tuple[int, int], x: object) -> Problem:
+    """A problem whose codes are in the order of fragments, whole or ragged."""
+    n, k = draw(st.integers(1, 150)), draw(st.integers(1, 600))
+    layout = fragment_order(form, M16K16, n, k)
+    return Problem(m=m, n=n, k=k, format=form, layout=layout, x=x, y=x, bias=draw(st.booleans()))
 
 
 @st.composite
 def gemms(draw: st.DrawFn) -> tuple[Problem, list[float], Schedule]:
-    """Problems that the gemm template answers, with any tile and any number of programs that share k."""
-    form, values = draw(st.sampled_from(AFFINE))
-    form = replace(form, group=draw(st.sampled_from([16, 32, 48, 64, 128, -1])), scale=draw(st.sampled_from([F16, BF16, F32])))
-    n, k, m = draw(st.integers(1, 150)), draw(st.integers(1, 600)), draw(st.integers(2, 40))
-    x = draw(st.sampled_from([F16, BF16] if form.bits < 8 else [F16]))
-    layout = rows(n, k, form.bits, 16)
-    problem = Problem(m=(2, m), n=n, k=k, format=form, layout=layout, x=x, y=x, bias=draw(st.booleans()))
-    steps = layout.row_units() // 16
+    """Problems that the gemm template answers, of any format, with any tile and any number of programs that share k."""
+    form, values = draw(st.sampled_from(FAMILIES + AFFINE))
+    form = replace(
+        form, group=draw(st.sampled_from([16, 32, 48, 64, 128, 256, -1])), scale=draw(st.sampled_from([F16, BF16, F32]))
+    )
+    form = form if form.zero is None else replace(form, zero=draw(st.sampled_from([F16, BF16, F32])))
+    m = draw(st.sampled_from([(1, 1), (2, 5), (2, 40)]))
+    problem = stored(draw, form, m, draw(st.sampled_from([F16, BF16])))
+    least = problem.layout.block["k"]
+    block_k = least * draw(st.sampled_from([1, 2]))
+    steps = -(-problem.k // block_k)
     warps = draw(st.sampled_from([4, 8]))
+    on_sums = padded_group(problem, problem.layout) % block_k == 0 and draw(st.booleans())
+    placed = "accumulator" if on_sums else "weight"
     schedule = Schedule(
         template="gemm",
         unit="mma",
         side="left",
         block_m=draw(st.sampled_from([16, 32, 64, 128])),
         block_n=128 if warps == 8 else draw(st.sampled_from([64, 128])),
-        block_k=16 * layout.per_unit,
+        block_k=block_k,
         split_k=draw(st.sampled_from([share for share in range(1, steps + 1) if steps % share == 0])),
+        scale_at=placed,
+        zero_at=placed if form.zero_after_scale else "weight",
         warps=warps,
         stages=draw(st.sampled_from([1, 2, 3])),
         vector=draw(st.sampled_from([2, 4])),
         maxnreg=draw(st.sampled_from([0, 128])),
+        overlap=draw(st.sampled_from([0, 1])),
+    )
+    return problem, values, schedule
+
+
+@st.composite
+def fast(draw: st.DrawFn) -> tuple[Problem, list[float], Schedule]:
+    """Problems that the fast templates answer: one row in halves, with or without a cluster, or up to 32 rows on matrix cores."""
+    template = draw(st.sampled_from(FAST))
+    halves = template == "gemv_half"
+    form, values = draw(st.sampled_from([each for each in AFFINE if each[0].bits < 8 or not halves]))
+    form = replace(form, group=draw(st.sampled_from([64, 128, 256, 512, -1])), scale=draw(st.sampled_from([F16, BF16, F32])))
+    m = (1, 1) if halves else draw(st.sampled_from([(1, 1), (2, 8), (9, 16), (17, 32)]))
+    x = F16 if halves or form.bits == 8 else draw(st.sampled_from([F16, BF16]))
+    problem = stored(draw, form, m, x)
+    group, least = padded_group(problem, problem.layout), problem.layout.block["k"]
+    sizes = [size for size in (64, 128, 256) if size % least == 0 and group % size == 0]
+    assume(sizes)
+    block_k = draw(st.sampled_from(sizes))
+    split = min(draw(st.sampled_from([1, 2, 3, 8])), -(-problem.k // block_k)) if halves else 1
+    schedule = Schedule(
+        template=template,
+        unit="halves" if halves else "mma",
+        side="right" if halves else "left",
+        block_m=1 if halves else 8 * -(-m[1] // 8),
+        block_n=32 if not halves and problem.layout.size("n") % 32 == 0 and draw(st.booleans()) else 16,
+        block_k=block_k,
+        split_k=split,
+        sum_at="shared" if split > 1 else "global",
+        warps=draw(st.sampled_from([1, 2, 4, 8])),
+        stages=draw(st.sampled_from([1, 2, 3])),
+        ring=2 if halves else draw(st.sampled_from([2, 3, 8])),
+        overlap=draw(st.sampled_from([0, 1])),
     )
     return problem, values, schedule
 
@@ -140,9 +189,9 @@ def vendors(draw: st.DrawFn) -> tuple[Problem, list[float], Schedule]:
         n, k = (draw(st.integers(max(1, layout.size(axis) // 2), layout.size(axis))) for axis in "nk")
     else:
         n, k = draw(st.integers(1, 40)), draw(st.integers(1, 300))
-        fragments = kind == "fragments" and form.bits == 4
+        fragments = kind == "fragments" and 32 % form.bits == 0
         way = draw(st.sampled_from([rows, planes]))
-        layout = fragment_order(form, PORTABLE.fragment, n, k) if fragments else way(n, k, form.bits, 16)
+        layout = fragment_order(form, M16K16, n, k) if fragments else way(n, k, form.bits, 16)
     x = draw(st.sampled_from([F16, BF16]))
     problem = Problem(m=(2, 5), n=n, k=k, format=form, layout=layout, x=x, y=x, bias=draw(st.booleans()))
     schedule = Schedule(
@@ -183,12 +232,12 @@ def test_every_legal_schedule_keeps_the_meaning(data: st.DataObject) -> None:
     assert oracle.error(y, plain.astype(np.float64), case.typical) <= 3.01 * half
 
 
-@given(gemms() | vendors())
+@given(gemms() | vendors() | fast())
 def test_every_gemm_and_every_dequantization_keeps_the_meaning(asked: tuple[Problem, list[float], Schedule]) -> None:
     """None is refused; the text of each is rendered, so that its ledger holds too."""
     problem, values, schedule = asked
-    program = verify(apply(lower(problem), schedule, PORTABLE), replace(PORTABLE, registers=10**6), schedule.warps)
-    assert ast.parse(render(program, schedule, "portable").source)
+    program = verify(apply(lower(problem), schedule, SM_90), replace(SM_90, registers=10**6), schedule.warps)
+    assert ast.parse(render(program, schedule, "sm_90").source)
     case = weights.case(problem, values)
     y, plain = interpret(program, case.data), interpret(lower(problem), case.data)
     half = oracle.HALF_UNIT[problem.y.name]
@@ -196,43 +245,45 @@ def test_every_gemm_and_every_dequantization_keeps_the_meaning(asked: tuple[Prob
     assert oracle.error(y, plain.astype(np.float64), case.typical) <= 3.01 * half
 
 
+@pytest.mark.parametrize("arch", [PORTABLE, SM_90], ids=lambda arch: arch.name)
 @pytest.mark.parametrize("x", [F16, BF16], ids=str)
-@pytest.mark.parametrize("m", [(1, 1), (2, 16), (17, 32), (33, 64), (65, 128), (129, 140)], ids=str)
+@pytest.mark.parametrize("m", [(1, 1), (2, 8), (9, 16), (17, 32), (33, 64), (65, 128), (129, 140)], ids=str)
 @pytest.mark.parametrize("name", ["int4_g128", "nf4_g64", "int4_g50", "nf4_row", "int4_g32_f32", "nf4_g16_bf16", *MORE])
-@pytest.mark.parametrize(("n", "k"), [(64, 512), (37, 331)])
-def test_what_the_rules_pick_is_within_the_limit(name: str, m: tuple[int, int], x: object, n: int, k: int) -> None:
+@pytest.mark.parametrize(("n", "k"), [(64, 512), (47, 382), (37, 331)])
+def test_what_the_rules_pick_is_within_the_limit(name: str, m: tuple[int, int], x: object, n: int, k: int, arch: Arch) -> None:
     form = named(name)
     problem = Problem(m=m, n=n, k=k, format=form, x=x, y=x, bias=True)
     case = weights.case(problem, oracle.VALUES[form.name])
     program = lower(problem)
-    schedule = pick(program, PORTABLE)
-    y = interpret(apply(program, schedule, PORTABLE), case.data)
+    schedule = pick(program, arch)
+    y = interpret(apply(program, schedule, arch), case.data)
     rounded = schedule.unit == "vendor" and form.bits == 8  # each weight to x's type, as y is: 2.97e-4 on average in f16
     assert oracle.error(y, case.truth) <= (1.05 if rounded else 1) * oracle.LIMIT[x.name]
 
 
-@pytest.mark.parametrize("m", [(1, 1), (2, 16), (17, 20), (129, 140)], ids=str)
+@pytest.mark.parametrize("arch", [PORTABLE, SM_90], ids=lambda arch: arch.name)
+@pytest.mark.parametrize("m", [(1, 1), (2, 8), (17, 20), (129, 140)], ids=str)
 @pytest.mark.parametrize("x", [F16, BF16], ids=str)
 @pytest.mark.parametrize("name", ["uint4_g128_z", "uint4_g50_z", "int8_g64_z", "uint4_g64_zf"])
-def test_codes_that_are_the_zero_give_exact_zeros(name: str, x: object, m: tuple[int, int]) -> None:
+def test_codes_that_are_the_zero_give_exact_zeros(name: str, x: object, m: tuple[int, int], arch: Arch) -> None:
     """q - z is formed before scaling, whatever the scale and x are."""
     form = named(name)
-    problem = Problem(m=m, n=8, k=256, format=form, x=x, y=x)
+    problem = Problem(m=m, n=16, k=256, format=form, x=x, y=x)
     case = weights.case(problem, oracle.VALUES[form.name])
     zero = np.rint(case.data["zero"])
     group = np.arange(256) // form.group
     data = case.data | {"zero": zero, "codes": (zero[:, group] - form.origin).astype(np.uint8)}
     program = lower(problem)
-    assert not interpret(apply(program, pick(program, PORTABLE), PORTABLE), data).any()
+    assert not interpret(apply(program, pick(program, arch), arch), data).any()
     assert not interpret(program, data).any()
 
 
-@pytest.mark.parametrize(("name", "nodes"), [("uint4_g128_z", {"w.centred", "zero.at"}), ("uint4_g128_m", {"shifted", "x.sums"})])
-@pytest.mark.parametrize("m", [(1, 1), (2, 16)], ids=str)
-def test_a_zero_is_where_its_mode_lets_it_be(name: str, nodes: set[str], m: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("name", "nodes"), [("uint4_g128_z", {"w.centred", "zero.at"}), ("uint4_g128_m", {"shifted", "x.sum"})])
+@pytest.mark.parametrize(("m", "arch"), [((1, 1), PORTABLE), ((1, 1), SM_90), ((2, 8), SM_90), ((65, 128), SM_90)], ids=str)
+def test_a_zero_is_where_its_mode_lets_it_be(name: str, nodes: set[str], m: tuple[int, int], arch: Arch) -> None:
     """On the weight where q - z must be exact; on the sums, beside the scale, where it is subtracted after scaling."""
     program = program_of(format=named(name), m=m)
-    scheduled = apply(program, pick(program, PORTABLE), PORTABLE)
+    scheduled = apply(program, pick(program, arch), arch)
     assert nodes <= set(scheduled)
     assert not {"w.centred", "shifted"} - nodes & set(scheduled)
     assert scheduled.kept == ["codes.stored", "scale.stored", "zero.stored"]
@@ -241,26 +292,26 @@ def test_a_zero_is_where_its_mode_lets_it_be(name: str, nodes: set[str], m: tupl
 def ladder() -> tuple[Problem, Program]:
     """Ladder's own example: x f16[32, 63] times the transpose of w nf4[32, 63], stored as a matrix instruction takes it."""
     form = named("nf4_g64")
-    problem = Problem(m=(32, 32), n=32, k=63, format=form, layout=fragment_order(form, PORTABLE.fragment, 32, 63))
+    problem = Problem(m=(32, 32), n=32, k=63, format=form)
     program = lower(problem)
-    return problem, apply(program, pick(program, PORTABLE), PORTABLE)
+    return problem, apply(program, pick(program, SM_80), SM_80)
 
 
 def test_ladders_example_is_padded_sliced_converted_and_mapped() -> None:
-    problem, program = ladder()
+    _, program = ladder()
     assert program.tile("codes.pad").sizes == {"n": 32, "k": 64}
     stored = program.op("codes.stored")
     assert isinstance(stored, Pack)
-    assert stored.layout == problem.layout != rows(32, 63, 4)
+    assert stored.layout == fragment_order(named("nf4_g64"), M16K16, 32, 63)
     assert stored.layout.row_units() is None, "a word holds two rows"
     assert "codes.stored" in program.offline
     assert program.op("codes.view") == Unpack(stored.layout)
     per_call = [type(program.op(name)) for name in program.per_call]
     assert {Unpack, Slice, Convert, Dot} <= set(per_call)
-    path = ["codes.view", "w.tile", "w.value", "w", "w.dense", "acc"]
+    path = ["codes.view", "w.tile", "w.value", "part", "scaled", "acc", "y"]
     assert all(a in nx.ancestors(program.graph, b) for a, b in itertools.pairwise(path))
     assert program.tile("codes.view").sizes == {"n": 32, "k": 64}
-    assert program.tile("w.dense").sizes == {"n": 32, "k": 63}
+    assert program.op("part") == Dot(("k",), "mma", "left")
 
 
 def test_ladders_example_gives_the_truth() -> None:
@@ -272,7 +323,7 @@ def test_ladders_example_gives_the_truth() -> None:
 
 @pytest.mark.parametrize(
     "word",
-    ["pad k=64", "slice n=n*4+4", "convert", "map to n8@512,n2@4", "map from", "offline, once per weight", "kernel 1", "kept"],
+    ["pad k=64", "slice n=n*64+64", "convert", "map to n8@512,n2@8", "map from", "offline, once per weight", "kernel 0", "kept"],
 )
 def test_ladders_example_is_shown(word: str) -> None:
     assert word in show(ladder()[1])
@@ -289,7 +340,7 @@ def test_the_offline_part_is_the_packer() -> None:
     _, program = ladder()
     assert program.kept == ["codes.stored", "codebook", "scale.stored"]
     assert {type(program.op(name)) for name in program.offline} == {Const, Pad, Pack}
-    assert "w" in program.per_call
+    assert "w.value" in program.per_call
 
 
 def test_without_the_kept_rule_the_model_would_be_dequantized_offline() -> None:
@@ -305,8 +356,8 @@ def test_without_the_kept_rule_the_model_would_be_dequantized_offline() -> None:
 
     free = rewrite(program, {name: forgotten(name) for name in program.kept})
     assert not free.kept
-    assert "w" in free.offline
-    assert free.tile("w").element == F16, "the weight itself, in x's type"
+    assert "w.value" in free.offline
+    assert free.tile("w.value").element == F16, "what codes mean, in x's type"
     assert "w" in lower(program.problem).offline
 
 
@@ -331,6 +382,7 @@ def test_a_weight_in_registers_gives_one_kernel() -> None:
 
 VENDOR = Schedule(template="dequant", unit="vendor", block_n=4, block_k=512, scale_at="weight", convert_at="global")
 SPLIT = Schedule(template="gemm", unit="mma", side="left", block_m=16, block_n=64, block_k=128, split_k=2)
+CLUSTER = Schedule(template="gemv_half", unit="halves", block_n=16, block_k=128, split_k=2, sum_at="shared")
 
 
 @pytest.mark.parametrize("name", ["int4_g128", "nf4_g64", "uint4_g64_z"])
@@ -352,29 +404,41 @@ def test_a_weight_in_global_memory_gives_two_kernels(name: str) -> None:
 def test_blocks_beyond_the_crop_of_a_store_write_nothing(n: int) -> None:
     """Rows of a layout that are all padding, in blocks of their own."""
     form = named("nf4_g64")
-    problem = Problem(m=(17, 20), n=n, k=64, format=form, layout=fragment_order(form, PORTABLE.fragment, n, 64))
+    problem = Problem(m=(17, 20), n=n, k=64, format=form, layout=fragment_order(form, M16K16, n, 64))
     program, case = lower(problem), weights.case(problem, oracle.NF4)
-    y = interpret(apply(program, pick(program, PORTABLE), PORTABLE), case.data)
-    assert case.error(y) <= 2.01 * oracle.HALF_UNIT["f16"]
+    for arch in (PORTABLE, SM_80):
+        y = interpret(apply(program, pick(program, arch), arch), case.data)
+        assert case.error(y) <= 2.01 * oracle.HALF_UNIT["f16"]
 
 
 def test_partial_sums_in_global_memory_give_two_kernels() -> None:
     """Each program sums its share of the steps; a second kernel of ours adds the shares, then the bias."""
-    program = apply(program_of(m=(2, 16), bias=True), SPLIT, PORTABLE)
+    program = apply(program_of(m=(2, 16), bias=True), SPLIT, SM_80)
     first, second = program.kernels
     assert (first[-1], second[-1]) == ("parts", "y")
     assert program.ours == [first, second]
     assert program.tile("parts").sizes == {"part": 2, "m": 16, "n": 64}
     assert program.tile("parts").space is Space.GLOBAL
-    assert program.op("parts") == Reduce(("span",), "step", 2)
+    assert program.op("parts") == Reduce((), "step", 2)
     assert program.op("acc") == Reduce(("part",))
     assert {"bias.tile", "acc", "y"} <= set(second)
 
 
-def test_partial_sums_are_of_steps_in_rotation() -> None:
+def test_partial_sums_in_shared_memory_give_one_kernel() -> None:
+    """Those of a cluster: they meet before the kernel ends."""
+    program = apply(program_of(bias=True), CLUSTER, SM_90)
+    (only,) = program.kernels
+    assert program.ours == [only]
+    assert {"parts", "acc", "bias.tile", "y"} <= set(only)
+    assert program.tile("parts").sizes == {"part": 2, "m": 1, "n": 16}
+    assert program.tile("parts").space is Space.SHARED
+
+
+@pytest.mark.parametrize("schedule", [SPLIT, CLUSTER], ids=lambda schedule: schedule.template)
+def test_partial_sums_are_of_steps_in_rotation(schedule: Schedule) -> None:
     """Share i of two sums steps i, i + 2, …: with all other x zero, only one share is not zero, and so is y the same."""
-    problem = program_of(m=(2, 16), k=512).problem
-    program = apply(lower(problem), replace(SPLIT, split_k=4), PORTABLE)
+    problem = program_of(m=(1, 1), k=512).problem
+    program = apply(lower(problem), replace(schedule, split_k=4), SM_90)
     case = weights.case(problem, oracle.INT4)
     for step in range(4):
         x = np.zeros_like(case.data["x"])

@@ -16,11 +16,12 @@ from w4gen.ir.lower import lower
 from w4gen.ir.problem import Problem
 from w4gen.ir.program import Builder, rewrite
 from w4gen.ir.tile import Space
-from w4gen.ir.types import BF16, F16, F32, Format
+from w4gen.ir.types import BF16, F16, F32, DType, Format
 from w4gen.ir.verify import verify
 from w4gen.schedule.arch import ARCHES, M16K16, SM_80, arch, for_capability
 from w4gen.schedule.cost import bytes_moved, floor_us
-from w4gen.schedule.rules import BUCKETS, apply, bucket, fragment_order, pick
+from w4gen.schedule.rewrite import padded_group
+from w4gen.schedule.rules import BUCKETS, FAST, apply, bucket, fragment_order, layout_for, pick
 from w4gen.schedule.schedule import Schedule
 
 small = st.integers(1, 4096)
@@ -29,20 +30,23 @@ small = st.integers(1, 4096)
 @given(
     st.builds(
         Schedule,
-        template=st.sampled_from(["gemv", "gemm", "dequant"]),
+        template=st.sampled_from(["gemv", "gemm", "dequant", "gemv_mma", "gemv_half"]),
         block_m=small,
         block_n=small,
         block_k=small,
-        unit=st.sampled_from(["lanes", "mma", "vendor"]),
+        unit=st.sampled_from(["lanes", "halves", "mma", "vendor"]),
         side=st.sampled_from(["left", "right"]),
         scale_at=st.sampled_from(["weight", "accumulator"]),
         zero_at=st.sampled_from(["weight", "accumulator"]),
         convert_at=st.sampled_from(["register", "shared", "global"]),
         split_k=small,
+        sum_at=st.sampled_from(["shared", "global"]),
         warps=small,
         stages=small,
         maxnreg=st.integers(0, 255),
         vector=st.sampled_from([2, 4]),
+        ring=small,
+        overlap=st.integers(0, 1),
     )
 )
 def test_a_schedule_reads_what_it_writes(schedule: Schedule) -> None:
@@ -62,10 +66,11 @@ def test_fields_left_out_take_their_defaults() -> None:
         ("template=gemv block_n=-8", "cannot read 'block_n=-8'"),
         ("template=gemv block_n", "cannot read 'block_n'"),
         ("template=gemv block_n=0", "block_n=0 is not positive"),
-        ("template=gemv unit=cores", "unit='cores': use one of lanes, mma, vendor"),
+        ("template=gemv unit=cores", "unit='cores': use one of lanes, halves, mma, vendor"),
         ("template=gemv side=top", "side='top': use one of left, right"),
         ("template=gemv split_k=0", "split_k=0 is not positive"),
         ("template=gemv maxnreg=-1", "cannot read 'maxnreg=-1'"),
+        ("template=gemv sum_at=register", "sum_at='register': use one of shared, global"),
         ("template=gemv scale_at=x", "scale_at='x': use one of weight, accumulator"),
         ("template=gemv convert_at=l2", "convert_at='l2': use one of register, shared, global"),
     ],
@@ -114,7 +119,8 @@ def test_a_device_takes_its_arch_or_an_older_one_of_its_family(capability: tuple
 @pytest.mark.parametrize(
     ("m", "expected"),
     [
-        *((1, (1, 1)), (2, (2, 16)), (16, (2, 16)), (17, (17, 32)), (32, (17, 32)), (33, (33, 64)), (64, (33, 64))),
+        *((1, (1, 1)), (2, (2, 8)), (8, (2, 8)), (9, (9, 16)), (16, (9, 16)), (17, (17, 32)), (32, (17, 32)), (33, (33, 64))),
+        (64, (33, 64)),
         *((65, (65, 128)), (128, (65, 128)), (129, (129, 2**20)), (4096, (129, 2**20)), (2**20, (129, 2**20))),
         (2**20 + 1, (2**20 + 1, 2**20 + 1)),
     ],
@@ -137,7 +143,7 @@ SHAPES += [(17, 4096, 4096), (32, 331, 37), (64, 8192, 28672), (64, 1, 1), (128,
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", ["int4_g128", "nf4_g64", "int4_g50", "nf4_row", "int4_g16_f32", *MORE])
-@pytest.mark.parametrize("target", ["portable", "sm_75", "sm_90", "gfx942"])
+@pytest.mark.parametrize("target", ["portable", "sm_75", "sm_80", "sm_90", "sm_120", "gfx942"])
 def test_what_the_rules_pick_is_legal(shape: tuple[int, int, int], name: str, target: str) -> None:
     m, k, n = shape
     for x in (F16, BF16):
@@ -146,57 +152,97 @@ def test_what_the_rules_pick_is_legal(shape: tuple[int, int, int], name: str, ta
         verify(apply(program, schedule, ARCHES[target]), ARCHES[target], schedule.warps)
 
 
-RUNS_OF_16 = {"n": 64, "k": 1024}
+WHOLE = {"n": 64, "k": 1024}
+"""Whole blocks of fragments in every width."""
+NAMED = [
+    ("int4_g128", WHOLE, "fast"),
+    ("int4_g64", WHOLE, "fast"),
+    ("int4_row", WHOLE, "fast"),
+    ("uint4_g128", WHOLE, "fast"),
+    ("int8_g64", WHOLE, "fast"),
+    ("int4_g128", {"n": 64, "k": 1000}, "fast"),
+    ("int4_g16", WHOLE, "blocks"),
+    ("uint4_g32", WHOLE, "blocks"),
+    ("int4_g50", WHOLE, "blocks"),
+    ("int4_g128", {"n": 64, "k": 1004}, "blocks"),
+    ("e2m1_g32", WHOLE, "blocks"),
+    ("uint4_g32_m", WHOLE, "blocks"),
+    ("int4_g128", {"n": 64, "k": 600}, "rows"),
+    ("nf4_g64", {"n": 40, "k": 1024}, "rows"),
+]
+"""How codes are stored where there is a fragment, and whether a fast template reads them: 5 % of padding at most, groups of
+whole steps, rows of x that are whole pieces of 16 bytes."""
 
 
-@pytest.mark.parametrize("high", [16, 32, 64, 128, 4096])
+def expected(name: str, k: int, stored: str, high: int) -> str:
+    """Which template answers, on an arch with a fragment and Gluon."""
+    if high > 128 or (stored == "rows" and high > 16):
+        return "dequant"
+    if stored != "fast" or high > 32:
+        return "gemv" if stored == "rows" else "gemm"
+    return "gemv_half" if high == 1 and "int8" not in name else "gemv_mma"
+
+
+@pytest.mark.parametrize("high", [1, 8, 16, 32, 64, 128, 4096])
 @pytest.mark.parametrize("target", ARCHES)
+@pytest.mark.parametrize(("name", "sizes", "stored"), NAMED, ids=str)
+def test_which_template_answers(name: str, sizes: dict[str, int], stored: str, target: str, high: int) -> None:
+    """Fast ones for few rows of what they decode; gemm to M = 128 for all in blocks; on rows gemv to 16; else dequantize."""
+    problem, arch = Problem(m=bucket(high), format=named(name), **sizes), ARCHES[target]
+    chosen = pick(lower(problem), arch)
+    if arch.fragment is None:
+        assert chosen.template == ("gemv" if high == 1 else "dequant")
+        return
+    assert chosen.template == expected(name, sizes["k"], stored, high)
+    slow = pick(lower(problem), replace(arch, features=arch.features - {"gluon"}))
+    assert slow.template == (chosen.template if chosen.template not in FAST else "gemm"), "what another Triton runs"
+
+
+def test_wide_codes_in_bf16_are_for_gemm() -> None:
+    """They do not fit the mantissa that pairs are decoded in."""
+    for m in ((1, 1), (2, 8), (17, 32)):
+        problem = Problem(m=m, format=named("int8_g64"), x=BF16, y=BF16, **WHOLE)
+        assert pick(lower(problem), SM_80).template == "gemm"
+
+
+def test_one_row_of_bf16_goes_to_matrix_cores() -> None:
+    """Chains of halves need f16."""
+    problem = Problem(m=(1, 1), format=named("int4_g128"), x=BF16, y=BF16, **WHOLE)
+    assert pick(lower(problem), SM_80).template == "gemv_mma"
+
+
 @pytest.mark.parametrize(
-    ("name", "sizes", "read"),
+    ("m", "k", "n", "template"),
     [
-        ("int4_g128", RUNS_OF_16, True),
-        ("int4_row", RUNS_OF_16, True),
-        ("int4_g16", RUNS_OF_16, True),
-        ("uint4_g32", RUNS_OF_16, True),
-        ("int8_g64", RUNS_OF_16, True),
-        ("int4_g50", RUNS_OF_16, False),
-        ("int4_g128", {"n": 64, "k": 600}, False),
-        ("nf4_g64", RUNS_OF_16, False),
-        ("e2m1_g32", RUNS_OF_16, False),
-        ("uint4_g128_z", RUNS_OF_16, False),
-        ("uint4_g128_m", RUNS_OF_16, False),
+        ((2, 8), 28672, 8192, "gemv_mma"),
+        ((9, 16), 4096, 28672, "gemv_mma"),
+        ((9, 16), 4224, 28672, "gemm"),
+        ((17, 32), 2048, 2048, "gemv_mma"),
+        ((17, 32), 2048, 2064, "gemm"),
     ],
     ids=str,
 )
-def test_which_template_answers(name: str, sizes: dict[str, int], read: bool, target: str, high: int) -> None:
-    """gemm where there are matrix cores that it knows, codes that it reads and M up to 128; gemv to 16; else dequantize."""
-    problem = Problem(m=bucket(high), format=named(name), **sizes)
-    chosen = pick(lower(problem), ARCHES[target])
-    if ARCHES[target].fragment is None or high > 128 or (high > 16 and not read):
-        assert (chosen.template, chosen.unit) == ("dequant", "vendor")
-    else:
-        assert (chosen.template, chosen.side) == (("gemm", "left") if read else ("gemv", "right"))
-        assert chosen.unit == "mma"
+def test_gemm_takes_over_where_every_program_would_read_too_much_of_x(m: tuple[int, int], k: int, n: int, template: str) -> None:
+    assert pick(lower(Problem(m=m, n=n, k=k, format=named("int4_g128"))), ARCHES["sm_90"]).template == template
 
 
-def test_wide_codes_in_bf16_are_not_for_gemm() -> None:
-    problem = Problem(m=(17, 32), format=named("int8_g64"), x=BF16, y=BF16, **RUNS_OF_16)
-    assert pick(lower(problem), SM_80).template == "dequant"
-
-
-@pytest.mark.parametrize("m", [(1, 1), (2, 16), (17, 32), (65, 128), (129, 2**20)], ids=str)
+@pytest.mark.parametrize("target", ["sm_75", "gfx942", "portable"])
+@pytest.mark.parametrize("m", BUCKETS, ids=str)
 @pytest.mark.parametrize("name", ["int4_g128", "nf4_g64"])
-def test_fragments_are_dequantized_for_any_m(name: str, m: tuple[int, int]) -> None:
-    layout = fragment_order(named(name), SM_80.fragment, 64, 1024)
-    assert pick(lower(Problem(m=m, n=64, k=1024, format=named(name), layout=layout)), SM_80).template == "dequant"
+def test_fragments_are_dequantized_without_an_instruction_for_them(name: str, m: tuple[int, int], target: str) -> None:
+    """One row too: gemm multiplies on matrix cores, whatever M is."""
+    layout = fragment_order(named(name), M16K16, 64, 1024)
+    problem = Problem(m=m, n=64, k=1024, format=named(name), layout=layout)
+    assert pick(lower(problem), ARCHES[target]).template == "dequant"
 
 
-@pytest.mark.parametrize("high", [16, 32, 64, 128])
-@pytest.mark.parametrize("name", ["int4_g128", "int4_g32", "int8_g128", "uint4_row"])
+@pytest.mark.parametrize("m", [m for m in BUCKETS if m[1] <= 128], ids=str)
+@pytest.mark.parametrize("name", ["int4_g32", "int4_g50", "nf4_g64", "uint4_g128_z", "uint4_row_m", "int8_g16"])
 @pytest.mark.parametrize(("k", "n"), [(1536, 256), (4096, 4096), (8192, 28672), (28672, 8192), (11008, 4096)])
 @pytest.mark.parametrize("target", ["sm_86", "sm_90", "sm_100"])
-def test_programs_of_a_gemm_share_whole_steps(target: str, k: int, n: int, name: str, high: int) -> None:
-    chosen = pick(lower(Problem(m=bucket(high), n=n, k=k, format=named(name))), ARCHES[target])
+def test_programs_of_a_gemm_share_whole_steps(target: str, k: int, n: int, name: str, m: tuple[int, int]) -> None:
+    arch = replace(ARCHES[target], features=ARCHES[target].features - {"gluon"})
+    chosen = pick(lower(Problem(m=m, n=n, k=k, format=named(name))), arch)
     steps = -(-k // chosen.block_k)
     assert chosen.template == "gemm"
     assert steps % chosen.split_k == 0
@@ -204,12 +250,53 @@ def test_programs_of_a_gemm_share_whole_steps(target: str, k: int, n: int, name:
     assert chosen.block_m in (16, 32, 64, 128)
 
 
+FEW = ["int4_g128", "int4_g64", "int4_row", "uint4_g128", "int8_g128", "int2_g128", "evens_g256"]
+OWN = {
+    "int2_g128": Format("int2", bits=2, origin=-2.0, group=128),
+    "evens_g256": Format("evens", bits=1, step=2.0, origin=-2.0, group=256),
+}
+
+
+@pytest.mark.parametrize("x", [F16, BF16], ids=str)
+@pytest.mark.parametrize("m", [m for m in BUCKETS if m[1] <= 32], ids=str)
+@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize(("k", "n"), [(1536, 256), (256, 16), (4096, 4096), (8192, 28672), (28672, 8192), (11008, 4096)])
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_120"])
+def test_fast_schedules_keep_what_their_templates_need(
+    target: str, k: int, n: int, name: str, m: tuple[int, int], x: DType
+) -> None:
+    """Whole quads and one scale a step; clusters that hardware has, of programs with steps; 48 KB that a text may declare."""
+    form = OWN.get(name) or named(name)
+    program = lower(Problem(m=m, n=n, k=k, format=form, x=x, y=x))
+    chosen = pick(program, ARCHES[target])
+    if chosen.template not in FAST:
+        return
+    assert chosen.block_k in (64, 128)
+    assert padded_group(program.problem, layout_for(form, ARCHES[target], n, k)) % chosen.block_k == 0
+    assert chosen.overlap == int("dependent_launch" in ARCHES[target].features)
+    steps = -(-k // chosen.block_k)
+    if chosen.template == "gemv_half":
+        assert (m, x, form.bits <= 4) == ((1, 1), F16, True)
+        assert 1 <= chosen.split_k <= (8 if "cluster" in ARCHES[target].features else 1)
+        assert (chosen.split_k > 1) == (chosen.sum_at == "shared")
+        assert chosen.warps * (chosen.split_k - 1) < max(steps, 2), "the last program of a cluster has a step"
+    else:
+        assert chosen.block_m in (8, 16, 32)
+        assert chosen.block_m >= m[1]
+        assert chosen.ring >= 2
+        assert chosen.ring * chosen.warps * chosen.block_m * 128 <= 48 * 1024
+
+
 def scheduled(schedule: Schedule, n: int = 64, k: int = 1024, **problem: object) -> object:
-    return apply(lower(Problem(**{"m": (1, 1), "n": n, "k": k, "format": named("int4_g128"), **problem})), schedule, SM_80)
+    """A schedule applied to codes in rows, where the problem names no other layout."""
+    form = problem.get("format", named("int4_g128"))
+    asked = {"m": (1, 1), "n": n, "k": k, "format": form, "layout": rows(n, k, form.bits, 16), **problem}
+    return apply(lower(Problem(**asked)), schedule, SM_80)
 
 
 ROWS = {"m": (2, 16)}
-FRAGMENTS = fragment_order(named("int4_g128"), M16K16, 64, 1024)
+LEFT = {"unit": "mma", "side": "left", "block_n": 64, "block_k": 128}
+FRAGMENTS = {"layout": fragment_order(named("int4_g128"), M16K16, 64, 1024)}
 
 
 @pytest.mark.parametrize(
@@ -224,12 +311,37 @@ FRAGMENTS = fragment_order(named("int4_g128"), M16K16, 64, 1024)
         ({"convert_at": "global"}, {}, "convert_at=global with unit=lanes: weights are decoded to registers"),
         ({"convert_at": "shared", "unit": "mma"}, ROWS, "convert_at=shared with unit=mma: weights are decoded to registers"),
         ({"unit": "vendor", "scale_at": "weight"}, {}, "convert_at=register with unit=vendor"),
-        ({}, {"layout": FRAGMENTS}, "interleaves rows: only the dequant schedule (unit=vendor) reads it"),
-        ({"unit": "mma", "side": "left"}, ROWS | {"layout": FRAGMENTS}, "interleaves rows"),
+        ({}, FRAGMENTS, "block_n=1 is not a multiple of 16, what a block of the layout holds: use one"),
+        ({"block_n": 16, "block_k": 32}, FRAGMENTS, "block_k=32 is not a multiple of 64, what a block of the layout holds"),
+        (
+            {"unit": "mma", "side": "left", "block_n": 16, "block_k": 256},
+            FRAGMENTS,
+            "block_k=256 does not divide group 128: take scale_at=weight, or a block_k that divides the group",
+        ),
+        ({"unit": "mma", "side": "left"}, ROWS, "is one of rows: w as the left operand is read in the order of its fragments"),
         ({}, ROWS, "unit=lanes multiplies one row of x, not 16: take unit=mma or vendor"),
         ({"unit": "mma"}, {}, "unit=mma multiplies several rows of x, not one: take unit=lanes or vendor"),
         ({"side": "left"}, {}, "side=left with unit=lanes: only a matrix instruction has sides"),
-        ({"split_k": 2}, {}, "split_k=2 with unit=lanes: only mma programs share k"),
+        ({"split_k": 2}, {}, "split_k=2 with unit=lanes and sum_at=global: mma programs share k through global memory"),
+        ({"split_k": 2, "unit": "halves"}, FRAGMENTS, "with unit=halves and sum_at=global: mma programs share k through global"),
+        (
+            {"split_k": 2, "unit": "mma", "side": "left", "sum_at": "shared"},
+            FRAGMENTS,
+            "halves through the shared memory of a cluster",
+        ),
+        (
+            {"split_k": 3, **LEFT},
+            FRAGMENTS,
+            "split_k=3 with 8 steps along k: each program needs one, and programs whose sums meet",
+        ),
+        ({"split_k": 16, **LEFT}, FRAGMENTS, "split_k=16 with 8 steps along k"),
+        (
+            {"split_k": 16, "unit": "halves", "block_n": 16, "sum_at": "shared"},
+            FRAGMENTS,
+            "split_k=16 with 8 steps along k: each program needs one",
+        ),
+        ({"unit": "halves"}, ROWS | FRAGMENTS, "unit=halves multiplies one row of x, not 16: take unit=mma or vendor"),
+        ({"unit": "halves", "side": "left"}, FRAGMENTS, "side=left with unit=halves: only a matrix instruction has sides"),
         ({"zero_at": "accumulator", "block_k": 1024}, {"format": named("uint4_z")}, "q - z formed on the weight, exactly"),
         ({"block_k": 1024}, {"format": named("uint4_m")}, "subtracted after scaling, so take both alike"),
         ({"zero_at": "accumulator", "scale_at": "weight"}, {"format": named("uint4_m")}, "so take both alike"),

@@ -28,6 +28,9 @@ class Order:
     def __post_init__(self) -> None:
         if self.layout.row_units() is not None:
             raise TemplateError(f"layout {self.layout} is one of rows: a template that takes w on the left reads blocks")
+        block = self.units * self.layout.unit
+        if sum(digit.axis == "n" and digit.size > 1 and digit.stride >= block for digit in self.layout.digits) > 1:
+            raise TemplateError(f"layout {self.layout}: its blocks of rows are no single run: pack the weight again")
 
     @property
     def units(self) -> int:
@@ -51,8 +54,11 @@ class Order:
 
     def taken(self) -> list[Digit]:
         """The digits of k in a block as the instruction takes them, the highest first."""
-        pair, lane, register, *further = (digit for digit in self.inside() if digit.axis == "k")
-        return [*reversed(further), *([register, lane] if self.vector == 2 else [lane, register]), pair]
+        digits = [digit for digit in self.inside() if digit.axis == "k"]
+        if self.vector == 2:
+            return digits[::-1]
+        pair, lane, register, *further = digits
+        return [*reversed(further), lane, register, pair]
 
     def walk(self) -> str:
         """The k of a step, position by position, from the first on."""
@@ -138,10 +144,7 @@ class BlockPrinter(Printer):
     @property
     def order(self) -> Order:
         """How the codes are stored, and the order of k in which the template takes them."""
-        layout = self.program.tile("codes.stored").layout
-        if layout is None:
-            raise TemplateError("codes.stored has no layout: apply the schedule first")
-        return Order(layout, self.schedule.vector)
+        return Order(tl.order(self.program, "codes"), self.schedule.vector)
 
     def of_blocks(self) -> list[tuple[str, int, str]]:
         """Constants that tell how many stored blocks a tile has."""
@@ -172,7 +175,7 @@ class BlockPrinter(Printer):
 
 
 class DensePrinter(BlockPrinter):
-    """Printer of the kernel that dequantizes: tiles of n and k; of rows, every code loads the word it is in."""
+    """Printer of the kernel that dequantizes: tiles of n and k; of rows, and of other orders, a code loads the word it is in."""
 
     STEP = "tl.program_id(0)"
 
@@ -185,19 +188,22 @@ class DensePrinter(BlockPrinter):
             ("BLOCK_N", self.blocks["n"], "outputs per program"),
             ("BLOCK_K", self.blocks["k"], "inputs per program"),
         ]
-        return constants(rows + ([] if self.in_rows else self.of_blocks()))
+        return constants(rows + (self.of_blocks() if self.in_blocks else []))
 
     @property
-    def in_rows(self) -> bool:
-        """Whether the codes are stored in rows."""
+    def in_blocks(self) -> bool:
+        """Whether the codes are stored in blocks that follow one another along k and then n."""
         layout = self.program.tile("codes.stored").layout
-        return layout is not None and layout.row_units() is not None
+        if layout is None or layout.high is not None or layout.row_units() is not None:
+            return False
+        outside = [digit.axis for digit in layout.digits if digit.stride >= layout.block_units * layout.unit]
+        return sorted(outside) == ["k", "n"]
 
     def load(self, operand: str, extra: str = "") -> str:
-        return Printer.load(self, operand, extra) if self.in_rows else super().load(operand, extra)
+        return super().load(operand, extra) if self.in_blocks else Printer.load(self, operand, extra)
 
     def decode(self, operand: str) -> str:
-        return Printer.decode(self, operand) if self.in_rows else super().decode(operand)
+        return super().decode(operand) if self.in_blocks else Printer.decode(self, operand)
 
     def store(self) -> str:
         """Round and write a block of the weight."""
@@ -218,6 +224,7 @@ class GemmPrinter(BlockPrinter):
 
     def constants(self) -> str:
         """Sizes of the problem, of the tiles, and of the layout's blocks, as constants."""
+        self.agreed_side()
         if self.blocks["n"] % (16 * self.schedule.warps):
             raise TemplateError(f"gemm gives each of {self.schedule.warps} warps 16 outputs: block_n={self.blocks['n']}")
         steps = -(-self.program.tile(self.program.source("w.tile")).sizes["k"] // self.blocks["k"])

@@ -10,20 +10,23 @@ from w4gen.codegen.blocks import Order
 from w4gen.codegen.printer import Printer, constants
 from w4gen.errors import TemplateError
 from w4gen.ir import decode as d
+from w4gen.ir import layout as layouts
 from w4gen.ir.program import Program
-from w4gen.ir.tile import Repeat
-from w4gen.ir.types import F16
+from w4gen.ir.tile import Block, Convert, Dot, Reduce, Repeat, Slice
+from w4gen.ir.types import F16, F32
+from w4gen.schedule.arch import M16K16
+from w4gen.schedule.rules import fragment_order
 from w4gen.schedule.schedule import Schedule
 
 
 class GluonPrinter(Printer):
     """What both fast templates call: words and scales of a thread, and the left operands they decode to."""
 
+    DOT: Dot
+
     def __init__(self, program: Program, schedule: Schedule) -> None:
         super().__init__(program, schedule)
-        layout = program.tile("codes.stored").layout
-        if layout is None:
-            raise TemplateError("codes.stored has no layout: apply the schedule first")
+        layout = tl.order(program, "codes")
         self.order = Order(layout, 2)
         self.how, self.bits = tl.decoding(program), program.problem.format.bits
         self.looked_up = any(isinstance(op, d.Lookup) for op in self.how.value)
@@ -31,6 +34,10 @@ class GluonPrinter(Printer):
             raise TemplateError(f"{schedule.template} decodes the pairs of a word in 16 bits, not by {self.how}")
         if self.blocks["k"] % 64 or self.blocks["n"] % 16:
             raise TemplateError(f"{schedule.template} takes 16 outputs and 64 k at a time: block_k={self.blocks['k']}")
+        if layout != fragment_order(program.problem.format, M16K16, layout.size("n"), layout.size("k")):
+            raise TemplateError(
+                f"{schedule.template} reads codes in the order of {M16K16.name}, not {layout}: pack the weight again"
+            )
 
     @property
     def workers(self) -> int:
@@ -109,9 +116,9 @@ class GluonPrinter(Printer):
     @property
     def scale_strides(self) -> dict[str, list[int]]:
         """Scales from one to the next along n (lanes, the two outputs of a lane, 16 outputs) and along g."""
-        layout = self.program.tile("scale.stored").layout
-        if layout is None:
-            raise TemplateError("scale.stored has no layout: apply the schedule first")
+        layout = tl.order(self.program, "scale")
+        if layout != layouts.beside(self.order.layout, layout.size("g"), layout.bits):
+            raise TemplateError(f"scale.view reads {layout}, which is not beside the codes: a thread finds no scale there")
         return {axis: [d.stride // layout.bits for d in layout.digits if d.axis == axis] for axis in layout.axes}
 
     def beside(self, name: str) -> list[str]:
@@ -161,6 +168,16 @@ class GluonPrinter(Printer):
             each = [f"{decoded[word]} + {decoded[word + 1]}" for word in (0, 2)]
         return "\n".join([*lines, f"return ({', '.join(each)},)"])
 
+    def settle(self, template: str) -> None:
+        """The ledger; and the nodes whose lines are the same in every kernel must be just those."""
+        super().settle(template)
+        split = int(self.schedule.split_k)
+        sums = {"acc": Reduce((), "step")} if split == 1 else {"parts": Reduce((), "step", split), "acc": Reduce(("part",))}
+        for name, op in {"part": self.DOT, "scale.at": Slice((Block("k", drop=True),)), "scaled": Convert(), **sums}.items():
+            found, element = self.program.op(name), self.program.tile(name).element
+            if found != op or (name != "scale.at" and element != F32):
+                raise TemplateError(f"{template} prints {name} as {op}, in f32, not as {found} in {element}")
+
     @property
     def kind(self) -> str:
         """The type of y."""
@@ -178,6 +195,8 @@ class GluonPrinter(Printer):
 
 class MmaPrinter(GluonPrinter):
     """Printer of gemv_mma: mma.sync, the weights on the left, x through a ring in shared memory."""
+
+    DOT = Dot(("k",), "mma", "left")
 
     def calls(self) -> dict[str, Any]:
         each = self.blocks["m"] * 128
@@ -224,6 +243,7 @@ class MmaPrinter(GluonPrinter):
 class HalfPrinter(GluonPrinter):
     """Printer of gemv_half: one row of x, products added up in halves along 64 k, programs of a cluster sharing k."""
 
+    DOT = Dot(("k",), "halves")
     CHAIN = 8
     """Products that one half adds up."""
 
@@ -253,6 +273,8 @@ class HalfPrinter(GluonPrinter):
 
     def load(self, operand: str, extra: str = "") -> str:
         if operand == "x":
+            if self.blocks["m"] != 1:
+                raise TemplateError(f"gemv_half multiplies one row of x, not block_m={self.blocks['m']}")
             self.ledger.update(self.chains["x"])
             k = self.program.problem.k
             inside = "" if self.loads * 256 * self.workers == k else ", mask=each_of(k < K, FOUR).broadcast_to(x.shape), other=0"

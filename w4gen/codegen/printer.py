@@ -62,6 +62,11 @@ class Printer:
         op = self.program.op("part") if "part" in self.program.graph else None
         return op.side if isinstance(op, Dot) else ""
 
+    def agreed_side(self) -> None:
+        """Refuse a Dot with w on the side that the template does not take it on."""
+        if self.side() != self.SIDE:
+            raise TemplateError(f"this template takes w as the {self.SIDE} operand: take side={self.SIDE}")
+
     def calls(self) -> dict[str, Any]:
         names = ("constants", "weights", "magic", "load", "decode", "zeros", "dot", "scale", "reduce", "store")
         return {name: getattr(self, name) for name in names}
@@ -69,8 +74,7 @@ class Printer:
     def constants(self) -> str:
         """Sizes of the problem and of its tiles, as constants."""
         program, w, blocks = self.program, self.program.tile("w.tile").sizes, self.blocks
-        if self.side() != self.SIDE:
-            raise TemplateError(f"this template takes w as the {self.SIDE} operand: take side={self.SIDE}")
+        self.agreed_side()
         walked = "lane" if "lane" in blocks else "word"
         if self.SIDE == "right" and blocks["m"] < program.problem.m[1]:
             raise TemplateError(f"one program computes all rows of x: block_m={blocks['m']} is below {program.problem.m[1]}")

@@ -116,7 +116,7 @@ def render(program: Program, schedule: Schedule, arch: str, folder: Path | None 
             **printer.calls(),
         )
     except jinja2.TemplateNotFound as error:
-        raise TemplateError(f"there is no template {name} in {folder or paths.templates()}") from error
+        raise TemplateError(f"there is no template {error.name} in {folder or paths.templates()}") from error
     except jinja2.TemplateError as error:
         raise TemplateError(f"{name}: {error}") from error
     printer.settle(name)

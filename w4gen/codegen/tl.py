@@ -5,8 +5,9 @@ from __future__ import annotations
 from w4gen.codegen.index import suffixed
 from w4gen.errors import TemplateError
 from w4gen.ir import decode as d
+from w4gen.ir.layout import Layout
 from w4gen.ir.program import Program
-from w4gen.ir.tile import Const, Convert, Dot, Field, Input, Reduce, Space, Tile
+from w4gen.ir.tile import Const, Convert, Dot, Field, Input, Reduce, Space, Tile, Unpack
 from w4gen.ir.types import DType
 
 TYPES = {"f16": "tl.float16", "bf16": "tl.bfloat16", "f32": "tl.float32", "i32": "tl.int32", "u8": "tl.uint8"}
@@ -49,6 +50,14 @@ def chain(program: Program, name: str) -> list[str]:
         found.insert(0, name)
         name = program.source(name)
     return found
+
+
+def order(program: Program, name: str) -> Layout:
+    """The layout by which a view reads codes, scales or zeros out of blocks. Raises `TemplateError` for what is kept in rows."""
+    op = program.op(f"{name}.view") if f"{name}.view" in program.graph else None
+    if not isinstance(op, Unpack):
+        raise TemplateError(f"{name}.stored is kept in rows: a template that takes w on the left reads blocks")
+    return op.layout
 
 
 def low_bit(how: d.Decode) -> str:

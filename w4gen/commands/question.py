@@ -22,7 +22,7 @@ from w4gen.ir.lower import lower
 from w4gen.ir.problem import Problem
 from w4gen.ir.types import Format
 from w4gen.schedule import arch as arches
-from w4gen.schedule.rules import fragment_order, pick
+from w4gen.schedule.rules import fragment_order, layout_for, pick
 from w4gen.schedule.schedule import Schedule
 from w4gen.toolchain import able
 
@@ -38,9 +38,7 @@ def question(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--layout",
             type=click.Choice(["rows", "fragment"]),
-            default="rows",
-            show_default=True,
-            help="stored order of the codes",
+            help="stored order of the codes, in place of the one picked: rows, or as the arch's matrix instruction takes them",
         ),
         click.option("--bias", is_flag=True, help="add a bias"),
         click.option("--dtype", default="float16", show_default=True, help="of x and y: float16 or bfloat16"),
@@ -78,7 +76,7 @@ def asked(
     dtype: str,
     bias: bool,
     arch: str,
-    layout: str,
+    layout: str | None,
 ) -> tuple[Problem, arches.Arch, int]:
     """The problem, the arch and the rows of x that the options name. Raises `W4Error`."""
     if shape is not None and (m, k, n) != (None, None, None):
@@ -93,9 +91,10 @@ def asked(
     where, rows = arches.arch(arch or knobs.ARCH.read() or detected()), int(sizes[0] or 0)
     if layout == "fragment":
         if where.fragment is None:
-            raise ScheduleError(f"{where.name} has no matrix fragment that w4gen knows: take --layout rows")
-        order = fragment_order(problem.format, where.fragment, problem.n, problem.k)
-        problem = replace(problem, layout=order)
+            raise ScheduleError(f"{where.name} has no matrix fragment that w4gen knows: name an arch that has, as --arch sm_80")
+        problem = replace(problem, layout=fragment_order(problem.format, where.fragment, problem.n, problem.k))
+    elif layout == "rows":
+        problem = replace(problem, layout=layout_for(problem.format, replace(where, fragment=None), problem.n, problem.k))
     return problem, where, rows
 
 
@@ -129,8 +128,8 @@ def load_format(name: str) -> str | Format:
 
 def picked(problem: Problem, arch: arches.Arch) -> tuple[Schedule, str]:
     """The schedule that a compile starts from, and who chose it."""
-    stored = cache.tuned(problem, arch)
-    return (stored, "stored by tuning") if stored else (pick(lower(problem), able(arch)), "the rules' choice")
+    stored = pipeline.winner(lower(problem), arch)
+    return (stored.schedule, "stored by tuning") if stored else (pick(lower(problem), able(arch)), "the rules' choice")
 
 
 def answer(problem: Problem, arch: arches.Arch, schedule: str = "", templates: Path | None = None) -> Kernel:

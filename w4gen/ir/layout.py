@@ -262,7 +262,7 @@ def beside(layout: Layout, groups: int, bits: int) -> Layout:
     Row-major beside rows. Beside blocks of several rows it follows the rows of a block, those that share a word of codes next to
     each other: what a lane needs of it is one load.
     """
-    rows_of = sorted((digit for digit in layout.digits if digit.axis == "n" and digit.size > 1), key=lambda digit: digit.stride)
+    rows_of = sorted((digit for digit in layout.digits if digit.axis == "n"), key=lambda digit: digit.stride)
     if layout.row_units() is not None:
         return matrix({"n": layout.size("n"), "g": groups}, bits)
     block = [digit for digit in rows_of if digit.stride < layout.block_units * layout.unit]

@@ -96,7 +96,7 @@ def pick(program: Program, arch: Arch) -> Schedule:
     problem = program.problem
     layout = problem.layout or layout_for(problem.format, arch, problem.n, problem.k)
     low, high = problem.m
-    if low > FUSED or (arch.fragment is None and low > 1):
+    if low > FUSED or (arch.fragment is None and low > 1) or not _readable(layout, problem.format, arch):
         return _dense(problem, layout)
     if layout.narrowest.row_units() is None:
         return _fast(problem, layout, arch) or _gemm(problem, layout, arch)
@@ -108,6 +108,14 @@ def pick(program: Program, arch: Arch) -> Schedule:
     if mixed or (chosen.unit == "mma" and problem.format.minifloat is not None and not _fits(problem.format, problem.x)):
         return replace(chosen, scale_at="weight", zero_at="weight")
     return chosen
+
+
+def _readable(layout: Layout, format: Format, arch: Arch) -> bool:
+    """Whether a template that multiplies reads a layout: rows, or blocks in the very order of the arch's fragments."""
+    if layout.row_units() is not None:
+        return True
+    sizes = layout.size("n"), layout.size("k")
+    return arch.fragment is not None and layout == fragment_order(format, arch.fragment, *sizes)
 
 
 FUSED = 128
@@ -332,6 +340,12 @@ def _in_blocks(program: Program, schedule: Schedule, layout: Layout, how: Decode
         raise ScheduleError(
             f"scale_at=accumulator needs each sum under one scale; block_k={schedule.block_k} does not divide group {group}: "
             "take scale_at=weight, or a block_k that divides the group"
+        )
+    steps, split = -(-layout.size("k") // schedule.block_k), schedule.split_k
+    if split > steps or (schedule.sum_at == "global" and steps % split):
+        raise ScheduleError(
+            f"split_k={split} with {steps} steps along k: each program needs one, and programs whose sums meet in global memory "
+            "need as many each: take a divisor"
         )
     program = rewrite.place_scale(program, schedule.unit, schedule.side, schedule.scale_at, how.left_out, ("k",))
     meet = Space(schedule.sum_at)
