@@ -17,10 +17,12 @@ TORCH = {name: kind for kind, name in NAMES.items()}
 CUBES = Format("cubes", bits=4, codebook=tuple((code - 8.0) ** 3 for code in range(16)), group=32)
 UINT8 = Format("uint8", bits=8, group=64, zero=F16, zero_mode="quantized")
 UINT2 = Format("uint2", bits=2, group=64)
+EVENS = Format("evens", bits=1, step=2.0, origin=-2.0, group=256)
 OWN = {
     "cubes": [(code - 8.0) ** 3 for code in range(16)],
     "uint8": [float(code) for code in range(256)],
     "uint2": [0.0, 1.0, 2.0, 3.0],
+    "evens": [-2.0, 0.0],
 }
 ZEROS = ["uint4_g128_z", "uint4_g32_m", "uint4_g64_zf", "uint4_row_z_bf16", "uint4_g50_m_f32", "int8_g64_z", "nf4_g64_m"]
 """Formats with zeros: every mode, every type of scale, groups that do and do not divide."""
