@@ -26,6 +26,7 @@ SPLIT = [
     Format("e3m3", bits=7, minifloat="e3m3", group=64),
 ]
 """Codes of widths that do not fill a word."""
+EVENS = Format("evens", bits=1, step=2.0, origin=-2.0, group=256)
 OWN = {
     "cubes": [(code - 8.0) ** 3 for code in range(16)],
     "uint8": [float(code) for code in range(256)],
@@ -36,6 +37,7 @@ OWN = {
     "roots": [(code / 32 - 1) ** 3 for code in range(64)],
     "e3m3": oracle.small_float(3, 3),
     **{form.name: oracle.small_float(int(form.name[1]), int(form.name[3])) for form in FLOATS},
+    "evens": [-2.0, 0.0],
 }
 ZEROS = ["uint4_g128_z", "uint4_g32_m", "uint4_g64_zf", "uint4_row_z_bf16", "uint4_g50_m_f32", "int8_g64_z", "nf4_g64_m"]
 """Formats with zeros: every mode, every type of scale, groups that do and do not divide."""

@@ -136,18 +136,24 @@ def test_buckets_leave_no_gap() -> None:
 
 
 MORE = ["uint4_g128_z", "uint4_g32_m", "uint4_g64_zf", "uint4_g50_m", "int8_g128", "int8_row_z", "e2m1_g32"]
+OWN = {
+    "int2_g128": Format("int2", bits=2, origin=-2.0, group=128),
+    "evens_g256": Format("evens", bits=1, step=2.0, origin=-2.0, group=256),
+    "evens_g64": Format("evens", bits=1, step=2.0, origin=-2.0, group=64),
+    "signs_g64": Format("signs", bits=1, codebook=(-1.0, 1.0), group=64),
+}
 SHAPES = [(1, 1536, 256), (16, 1536, 256), (16, 8192, 28672), (1, 28672, 8192), (5, 37, 41), (1, 1, 1), (2, 7, 1)]
 SHAPES += [(17, 4096, 4096), (32, 331, 37), (64, 8192, 28672), (64, 1, 1), (128, 28672, 8192), (100, 1536, 256), (512, 1536, 256)]
 # m, k, n
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("name", ["int4_g128", "nf4_g64", "int4_g50", "nf4_row", "int4_g16_f32", *MORE])
+@pytest.mark.parametrize("name", ["int4_g128", "nf4_g64", "int4_g50", "nf4_row", "int4_g16_f32", *MORE, *OWN])
 @pytest.mark.parametrize("target", ["portable", "sm_75", "sm_80", "sm_90", "sm_120", "gfx942"])
 def test_what_the_rules_pick_is_legal(shape: tuple[int, int, int], name: str, target: str) -> None:
     m, k, n = shape
     for x in (F16, BF16):
-        program = lower(Problem(m=bucket(m), n=n, k=k, format=named(name), x=x, y=x))
+        program = lower(Problem(m=bucket(m), n=n, k=k, format=OWN.get(name) or named(name), x=x, y=x))
         schedule = pick(program, ARCHES[target])
         verify(apply(program, schedule, ARCHES[target]), ARCHES[target], schedule.warps)
 
@@ -251,10 +257,6 @@ def test_programs_of_a_gemm_share_whole_steps(target: str, k: int, n: int, name:
 
 
 FEW = ["int4_g128", "int4_g64", "int4_row", "uint4_g128", "int8_g128", "int2_g128", "evens_g256"]
-OWN = {
-    "int2_g128": Format("int2", bits=2, origin=-2.0, group=128),
-    "evens_g256": Format("evens", bits=1, step=2.0, origin=-2.0, group=256),
-}
 
 
 @pytest.mark.parametrize("x", [F16, BF16], ids=str)

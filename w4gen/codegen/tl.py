@@ -170,8 +170,9 @@ def conversion(program: Program, name: str) -> list[str]:
         case Dot():
             return [f"{variable(name)} = tl.dot({variable(roles['x'])}, tl.trans({variable(roles['w'])}), {variable(name)})"]
         case Reduce(over, "") if not set(over) & set(STATIC):
-            axes = dims(program, program.tile(program.source(name)))
-            return [f"{variable(name)} = tl.sum({source}, axis={axes.index(over[0])})"]
+            before = program.tile(program.source(name))
+            text = source if before.element == tile.element else f"{source}.to({type_of(tile)})"  # Triton adds up in x's type
+            return [f"{variable(name)} = tl.sum({text}, axis={dims(program, before).index(over[0])})"]
         case Reduce():
             return [f"{variable(name)} += {source}"]
         case _:

@@ -210,6 +210,8 @@ def _gemm(problem: Problem, layout: Layout, arch: Arch) -> Schedule:
     """
     group, least = rewrite.padded_group(problem, layout), layout.block["k"]
     on_sums = group % least == 0 and (problem.format.minifloat is None or _fits(problem.format, problem.x))
+    if least > 128 and not on_sums:
+        return _dense(problem, layout)  # 256 k of single bits, each scaled by itself, do not fit the registers
     block_k = least * (2 if least < 128 and group % (2 * least) == 0 else 1)
     block_m = min(64, max(16, 1 << (problem.m[1] - 1).bit_length()))
     wgmma = "wgmma" in arch.features
