@@ -15,8 +15,9 @@ from w4gen.ir.problem import Problem
 from w4gen.ir.program import Program
 from w4gen.ir.show import show
 from w4gen.ir.verify import verify
+from w4gen.schedule.apply import FAST, apply
 from w4gen.schedule.arch import ARCHES, Arch
-from w4gen.schedule.rules import FAST, apply, pick
+from w4gen.schedule.rules import pick
 from w4gen.schedule.schedule import Schedule
 from w4gen.toolchain import able
 

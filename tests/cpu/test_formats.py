@@ -19,8 +19,8 @@ from w4gen.pipeline import made
 from w4gen.runtime.dtypes import OURS
 from w4gen.runtime.interpreter import mend_bf16
 from w4gen.schedule.arch import ARCHES
-from w4gen.schedule.rules import layout_for
 from w4gen.schedule.schedule import Schedule
+from w4gen.schedule.stored import layout_for
 
 F16, BF16 = torch.float16, torch.bfloat16
 KINDS = pytest.mark.parametrize("kind", [F16, BF16], ids=["f16", "bf16"])

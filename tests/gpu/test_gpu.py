@@ -18,7 +18,8 @@ from w4gen.pipeline import compile
 from w4gen.runtime import launch, ops
 from w4gen.runtime.launch import arch_of
 from w4gen.schedule.arch import M16K16
-from w4gen.schedule.rules import bucket, fragment_order
+from w4gen.schedule.rules import bucket
+from w4gen.schedule.stored import fragment_order
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 LIMIT = {torch.float16: oracle.LIMIT["f16"], torch.bfloat16: oracle.LIMIT["bf16"]}

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from w4gen.errors import FormatError
 from w4gen.formats import named
-from w4gen.ir.layout import Layout, beside, dense, matrix, pack, planes, rows, unpack
+from w4gen.ir.groups import beside
+from w4gen.ir.layout import Layout, dense, matrix, pack, planes, rows, unpack
 from w4gen.ir.types import Format
 from w4gen.schedule.arch import ARCHES, M16K16
-from w4gen.schedule.rules import WASTE, fragment_order, layout_for, layouts_for
+from w4gen.schedule.stored import WASTE, fragment_order, layout_for, layouts_for
 
 WORDS = np.dtype("u4")
 

@@ -26,10 +26,12 @@ from w4gen.ir.show import show
 from w4gen.ir.tile import Const, Convert, Dot, Input, Pack, Pad, Reduce, Slice, Space, Unpack
 from w4gen.ir.types import BF16, F16, F32, Format
 from w4gen.ir.verify import verify
+from w4gen.schedule.apply import FAST, apply
 from w4gen.schedule.arch import ARCHES, M16K16, Arch
 from w4gen.schedule.rewrite import padded_group
-from w4gen.schedule.rules import FAST, apply, fragment_order, layout_for, pick
+from w4gen.schedule.rules import pick
 from w4gen.schedule.schedule import Schedule
+from w4gen.schedule.stored import fragment_order, layout_for
 
 PORTABLE, SM_80, SM_90 = ARCHES["portable"], ARCHES["sm_80"], ARCHES["sm_90"]
 FAMILIES = [

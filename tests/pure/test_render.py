@@ -18,15 +18,18 @@ from w4gen.codegen.render import Kernel, read, render
 from w4gen.errors import TemplateError, W4Error
 from w4gen.formats import named
 from w4gen.ir.decode import decode
-from w4gen.ir.layout import Layout, beside, rows
+from w4gen.ir.groups import beside
+from w4gen.ir.layout import Layout, rows
 from w4gen.ir.lower import lower
 from w4gen.ir.problem import Problem
 from w4gen.ir.program import Builder, rewrite
 from w4gen.ir.tile import Block, Convert, Dot, Field, Reduce, Repeat, Slice, Space, Split, Store, Unpack
 from w4gen.ir.types import BF16, F16, F32, Format
+from w4gen.schedule.apply import FAST, apply
 from w4gen.schedule.arch import ARCHES, M16K16, SM_80, Arch
-from w4gen.schedule.rules import BUCKETS, FAST, apply, fragment_order, pick
+from w4gen.schedule.rules import BUCKETS, pick
 from w4gen.schedule.schedule import Schedule
+from w4gen.schedule.stored import fragment_order
 
 PORTABLE, SM_90 = ARCHES["portable"], ARCHES["sm_90"]
 PLAIN = replace(SM_80, features=SM_80.features - {"gluon"})

@@ -18,11 +18,13 @@ from w4gen.ir.program import Builder, rewrite
 from w4gen.ir.tile import Space
 from w4gen.ir.types import BF16, F16, F32, DType, Format
 from w4gen.ir.verify import verify
+from w4gen.schedule.apply import FAST, apply
 from w4gen.schedule.arch import ARCHES, M16K16, SM_80, arch, for_capability
 from w4gen.schedule.cost import bytes_moved, floor_us
 from w4gen.schedule.rewrite import padded_group
-from w4gen.schedule.rules import BUCKETS, FAST, apply, bucket, fragment_order, layout_for, pick
+from w4gen.schedule.rules import BUCKETS, bucket, pick
 from w4gen.schedule.schedule import Schedule
+from w4gen.schedule.stored import fragment_order, layout_for
 
 small = st.integers(1, 4096)
 

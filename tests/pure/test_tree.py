@@ -10,16 +10,19 @@ import pytest
 
 from w4gen.errors import FormatError, ShapeError
 from w4gen.formats import FAMILIES, named
+from w4gen.ir.groups import bytes_of_rows
 from w4gen.ir.interpret import interpret, offline
-from w4gen.ir.layout import bytes_of_rows, unpack
+from w4gen.ir.layout import unpack
 from w4gen.ir.lower import lower
 from w4gen.ir.problem import Problem
 from w4gen.ir.types import BF16, E8M0, F16, F32, PER_TENSOR, Format
 from w4gen.ir.verify import verify
+from w4gen.schedule.apply import apply
 from w4gen.schedule.arch import ARCHES, M16K16
 from w4gen.schedule.cost import bytes_moved
 from w4gen.schedule.rewrite import pack
-from w4gen.schedule.rules import apply, fragment_order, layout_for, pick
+from w4gen.schedule.rules import pick
+from w4gen.schedule.stored import fragment_order, layout_for
 
 PORTABLE = ARCHES["portable"]
 KINDS = {"f16": F16, "bf16": BF16}

@@ -37,7 +37,7 @@ from w4gen.runtime.ops import stored_for
 from w4gen.runtime.reference import error, reference
 from w4gen.runtime.timer import copies_for, time_calls
 from w4gen.runtime.weight import Weight
-from w4gen.schedule.rules import layout_for
+from w4gen.schedule.stored import layout_for
 
 LAYERS = (
     (8192, 28672), (28672, 8192), (8192, 8192), (4096, 14336), (14336, 4096), (4096, 4096),

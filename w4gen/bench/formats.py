@@ -12,9 +12,10 @@ from w4gen.ir.lower import lower
 from w4gen.ir.problem import Problem
 from w4gen.ir.types import BF16, F16, DType, Format
 from w4gen.paths import CHECKOUT
+from w4gen.schedule.apply import apply
 from w4gen.schedule.arch import ARCHES
 from w4gen.schedule.cost import decoding
-from w4gen.schedule.rules import apply, pick
+from w4gen.schedule.rules import pick
 
 SIZE = 4096
 """N and K of the layer that the figures are worked out for: a codebook then weighs next to nothing."""

@@ -192,12 +192,13 @@ class DensePrinter(BlockPrinter):
 
     @property
     def in_blocks(self) -> bool:
-        """Whether the codes are stored in blocks that follow one another along k and then n."""
+        """Whether a tile is whole stored blocks, which follow one another along k and then n."""
         layout = self.program.tile("codes.stored").layout
         if layout is None or layout.high is not None or layout.row_units() is not None:
             return False
         outside = [digit.axis for digit in layout.digits if digit.stride >= layout.block_units * layout.unit]
-        return sorted(outside) == ["k", "n"]
+        whole = all(self.blocks[axis] % size == 0 for axis, size in layout.block.items())
+        return whole and sorted(outside) == ["k", "n"]
 
     def load(self, operand: str, extra: str = "") -> str:
         return super().load(operand, extra) if self.in_blocks else Printer.load(self, operand, extra)

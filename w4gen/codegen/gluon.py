@@ -10,13 +10,13 @@ from w4gen.codegen.blocks import Order
 from w4gen.codegen.printer import Printer, constants
 from w4gen.errors import TemplateError
 from w4gen.ir import decode as d
-from w4gen.ir import layout as layouts
+from w4gen.ir.groups import beside
 from w4gen.ir.program import Program
 from w4gen.ir.tile import Block, Convert, Dot, Reduce, Repeat, Slice
 from w4gen.ir.types import F16, F32
 from w4gen.schedule.arch import M16K16
-from w4gen.schedule.rules import fragment_order
 from w4gen.schedule.schedule import Schedule
+from w4gen.schedule.stored import fragment_order
 
 
 class GluonPrinter(Printer):
@@ -58,7 +58,8 @@ class GluonPrinter(Printer):
         texts: dict[str, Any] = {"ptx": ptx.decode_pairs(self.how, 2 * len(self.centred))}
         if self.looked_up:
             texts = {"ptx": ptx.look_up_pairs(self.bits), "fill": ptx.fill_pairs(), "entries": 4**self.bits}
-        return super().calls() | texts | {"values": self.values, "kind": self.how.dtype.name}
+        also = "".join(f", {name}" for name in self.extra)
+        return super().calls() | texts | {"values": self.values, "kind": self.how.dtype.name, "also": also}
 
     @property
     def centred(self) -> list[str]:
@@ -117,7 +118,7 @@ class GluonPrinter(Printer):
     def scale_strides(self) -> dict[str, list[int]]:
         """Scales from one to the next along n (lanes, the two outputs of a lane, 16 outputs) and along g."""
         layout = tl.order(self.program, "scale")
-        if layout != layouts.beside(self.order.layout, layout.size("g"), layout.bits):
+        if layout != beside(self.order.layout, layout.size("g"), layout.bits):
             raise TemplateError(f"scale.view reads {layout}, which is not beside the codes: a thread finds no scale there")
         return {axis: [d.stride // layout.bits for d in layout.digits if d.axis == axis] for axis in layout.axes}
 

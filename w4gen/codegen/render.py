@@ -21,8 +21,8 @@ from w4gen.ir.lower import lower
 from w4gen.ir.problem import Problem
 from w4gen.ir.program import Program
 from w4gen.ir.tile import Space
+from w4gen.schedule.apply import apply
 from w4gen.schedule.arch import ARCHES
-from w4gen.schedule.rules import apply
 from w4gen.schedule.schedule import Schedule
 
 

@@ -18,8 +18,8 @@ from w4gen.ir.types import F32
 from w4gen.schedule.arch import Arch
 from w4gen.schedule.cost import bounds_us, bytes_moved, matrix_us, operations, traffic
 from w4gen.schedule.rewrite import pack
-from w4gen.schedule.rules import decoded, layout_for, layouts_for
 from w4gen.schedule.schedule import Schedule
+from w4gen.schedule.stored import decoded, layout_for, layouts_for
 
 TRIED = (
     "unit=lanes", "unit=mma zero_at=weight", "unit=vendor zero_at=weight", "side=left", "side=right",

@@ -22,8 +22,9 @@ from w4gen.ir.lower import lower
 from w4gen.ir.problem import Problem
 from w4gen.ir.types import Format
 from w4gen.schedule import arch as arches
-from w4gen.schedule.rules import fragment_order, layout_for, pick
+from w4gen.schedule.rules import pick
 from w4gen.schedule.schedule import Schedule
+from w4gen.schedule.stored import fragment_order, layout_for
 from w4gen.toolchain import able
 
 SHAPE_HELP = "MxKxN: tokens x inputs x outputs (1x1536x256 is one token through a 1536 -> 256 projection)"

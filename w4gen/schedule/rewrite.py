@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from w4gen.errors import ScheduleError
 from w4gen.ir.decode import Decode, decode
-from w4gen.ir.layout import Layout, beside, bytes_of_rows, matrix
+from w4gen.ir.groups import beside, bytes_of_rows
+from w4gen.ir.layout import Layout, matrix
 from w4gen.ir.problem import Problem
 from w4gen.ir.program import Builder, Emit, Operands, Program, copy, rewrite
 from w4gen.ir.tile import (
