@@ -92,14 +92,15 @@ class Walk:
         units: list[Term] = []
         bits: list[Term] = []
         for axis in layout.axes:
+            if self.index[axis].floor > 1:  # a quotient has no digits of its own
+                self.index[axis] = Index((self.named(axis, self.index[axis]),))
             index, below = self.index[axis], 1
             for digit in (digit for digit in layout.digits if digit.axis == axis):
                 part = index.quotient(below)
                 below *= digit.size
                 part = part if below == layout.size(axis) else part.remainder(digit.size)
                 inside = digit.stride < layout.unit
-                part = part.times(digit.stride if inside else digit.stride // layout.unit)
-                (bits if inside else units).extend(part.terms if part.floor == 1 else (self.named(axis, part),))
+                (bits if inside else units).extend(part.times(digit.stride if inside else digit.stride // layout.unit).terms)
         unit = Index(tuple(term for term in units if term.modulo != 1))
         return unit, Index(tuple(term for term in bits if term.modulo != 1)).render(self.dims) if bits else ""
 
