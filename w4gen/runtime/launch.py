@@ -53,7 +53,8 @@ def launcher(kernel: Kernel, device: torch.device, n: int = 0) -> Launch:
         for piece, run in zip(kernel.pieces, grids[way], strict=True):
             run(*[given[name] for name in piece.arguments])
         if "dense_ptr" in makes:
-            _multiply(call[0][:, : n or None], call[1], given["dense_ptr"], given["bias_ptr"])
+            bias = given["bias_ptr"]
+            _multiply(call[0][:, : n or None], call[1], given["dense_ptr"], None if bias is None else bias[: n or None])
 
     return launch
 
