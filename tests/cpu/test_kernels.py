@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -607,6 +608,46 @@ def test_a_rendered_file_checks_itself(m: int, form: str, dtype: str, tmp_path: 
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "checked under the interpreter" in done.stdout
+
+
+@pytest.mark.parametrize("shape", ["1x256x96", "8x256x96", "40x256x96"])
+def test_a_rendered_file_of_a_fast_template_checks_its_twin(shape: str, tmp_path: Path) -> None:
+    """So does one that launches early: no interpreter runs their instructions. They are compiled, and that is all they are."""
+    options = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    path = tmp_path / "kernel.py"
+    command = [sys.executable, "-m", "w4gen.cli", "compile", "--shape", shape, "--arch", "sm_90", "--emit", "py"]
+    path.write_text(subprocess.run(command, env=options, capture_output=True, text=True, check=True).stdout)
+    done = subprocess.run([sys.executable, str(path)], env=options, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    placed = "compiled" if shape.startswith("40") else "compiled, placement proven"
+    twin, this = done.stdout.strip().split(" · ")
+    assert twin.startswith("portable twin: checked under the interpreter: error ")
+    assert this == f"this kernel: {placed}, not run"
+
+
+def test_a_fast_kernel_that_moves_values_between_lanes_is_found_out(tmp_path: Path) -> None:
+    """The layout of the words is no longer the one that each lane's values are in: it does not compile, and the check says so."""
+    options = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "w4gen.cli", "compile", "--shape", "1x256x96", "--arch", "sm_90", "--emit", "py"]
+    source = subprocess.run(command, env=options, capture_output=True, text=True, check=True).stdout
+    wrong = source.replace("gl.BlockedLayout([1, 4], [32, 1]", "gl.BlockedLayout([1, 4], [16, 2]")
+    assert source != wrong
+    done = subprocess.run(
+        [sys.executable, "-m", "w4gen.runtime.check", "-"], env=options, input=wrong, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "portable twin: checked" in done.stdout
+    assert "this kernel: WRONG, as it does not compile: gemv_half for sm_90" in done.stdout
+
+
+@pytest.mark.parametrize(("form", "n"), [("int4_g128", 300), ("uint4_g50_m", 300), ("int4_g128", 47)])
+@pytest.mark.parametrize("m", [(1, 1), (33, 64)], ids=str)
+def test_a_check_of_blocks_takes_the_first_rows(form: str, n: int, m: tuple[int, int]) -> None:
+    """Whole blocks of the layout and whole programs, with the bias of the second function of split k."""
+    problem = Problem(m=m, n=n, k=1280, format=named(form), bias=True)
+    report = check.check(compile(problem, ARCHES["sm_80"]))
+    assert report.passed
+    assert (report.outputs, report.of) == (min(n, 64), n)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from w4gen import cache, toolchain
+from w4gen import cache, pipeline, toolchain
 from w4gen.codegen.render import Kernel
 from w4gen.commands.question import aligned, answer, as_json, asked, count, detected, picked, question, tell, trial
 from w4gen.errors import W4Error
@@ -52,13 +52,14 @@ def compile_command(
         return
     facts = facts_of(kernel, arch, built, seconds, rows)
     facts["chosen"] = f"{picked(problem, arch)[1]}{f', changed by {schedule}' if schedule else ''}"
+    passed = True
     if check:
-        facts["proof"] = proof(kernel)
+        passed, facts["proof"] = proof(kernel)
     if as_json:
         tell(facts)
     else:
         click.echo(told(facts, kernel))
-    if check and not facts["proof"].startswith("checked"):
+    if not passed:
         raise SystemExit(1)
 
 
@@ -109,14 +110,17 @@ def told(facts: dict[str, Any], kernel: Kernel) -> str:
     (low, high), rows = facts["m"], facts["rows"]
     schedule, problem, n, k = kernel.schedule, kernel.problem, facts["n"], facts["k"]
     programs = kernel.programs(kernel.pieces[0], rows)
-    grid = f"{count(programs[0] * programs[1] * programs[2], 'program')} of {count(schedule.warps, 'warp')}"
+    each = schedule.split_k if schedule.sum_at == "shared" else 1  # of a cluster
+    grid = f"{count(each * programs[0] * programs[1] * programs[2], 'program')} of {count(schedule.warps, 'warp')}"
     units = {
         "lanes": "multiplied on multiply-add lanes",
+        "halves": "multiplied on lanes in pairs of halves",
         "mma": f"multiplied on matrix cores, w as the {schedule.side} operand",
         "vendor": "dequantized to memory, then the vendor's matmul",
     }
     tile = f"each {count(schedule.block_n, 'output')} by {schedule.block_k} k at a time"
-    split = f", k shared by {schedule.split_k} programs and added up by a second function" if schedule.split_k > 1 else ""
+    meet = "in the shared memory of a cluster" if schedule.sum_at == "shared" else "by a second function"
+    split = f", k shared by {schedule.split_k} programs and added up {meet}" if schedule.split_k > 1 else ""
     scales = "each weight is scaled" if schedule.scale_at == "weight" else "sums of products are scaled, not weights"
     zero = "; so is the zero point" if schedule.zero_at == "accumulator" else ""
     cached = ", found in the cache" if facts["cached"] else ""
@@ -134,21 +138,32 @@ def told(facts: dict[str, Any], kernel: Kernel) -> str:
             f"{facts['floor_us']:.2f} us on {facts['board']}: these bytes at its data sheet's bandwidth, not a measurement",
         ),
         ("compiled", f"for {facts['target']} in {facts['seconds']:.2f} s{cached}"),
-        ("proof", f"this text: {facts.get('proof', 'not checked (--no-check)')}"),
     ]
-    if " on " not in facts.get("proof", "").split(":")[0]:
+    if (said := facts.get("proof", "")).startswith(TWIN):
+        return aligned([*lines, *zip(("proof", ""), said.split(" · "), strict=True)])
+    lines.append(("proof", f"this text: {said or 'not checked (--no-check)'}"))
+    if " on " not in said.split(":")[0]:
         lines.append(("", f"this binary for {facts['target']}: compiled, not run"))
     return aligned(lines)
 
 
-def proof(kernel: Kernel) -> str:
-    """Run the text against the f64 truth in a process of its own: on the GPU here, else in Triton's interpreter."""
+TWIN = "portable twin: "
+"""How the proof begins where another kernel was run in this one's place."""
+
+
+def proof(kernel: Kernel) -> tuple[bool, str]:
+    """Run the text against the f64 truth in a process of its own: on the GPU here, else in Triton's interpreter.
+
+    What the interpreter does not run is compiled there, and its portable twin run.
+    """
+    alone = detected() == "portable" and pipeline.twin(kernel) is kernel
     done = subprocess.run(
         [sys.executable, "-m", "w4gen.runtime.check", "-"],
         input=kernel.source,
-        env=os.environ | ({"TRITON_INTERPRET": "1"} if detected() == "portable" else {}),
+        env=os.environ | ({"TRITON_INTERPRET": "1"} if alone else {}),
         capture_output=True,
         text=True,
         check=False,
     )
-    return (done.stdout or done.stderr).strip().splitlines()[-1] if done.stdout or done.stderr else "the check said nothing"
+    told = (done.stdout or done.stderr).strip()
+    return done.returncode == 0, told.splitlines()[-1] if told else "the check said nothing"

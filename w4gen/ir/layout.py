@@ -101,11 +101,6 @@ class Layout:
         """Elements in one storage unit."""
         return math.prod(digit.size for digit in self.digits if digit.stride < self.unit)
 
-    def resized(self, axis: str, size: int) -> Layout:
-        """The same order of an axis that is one digit, of another size."""
-        digits = tuple(replace(digit, size=size) if digit.axis == axis else digit for digit in self.digits)
-        return replace(self, digits=digits, high=self.high.resized(axis, size) if self.high else None)
-
     def address(self, bit: int = 0, **index: Any) -> Any:
         """The place of one bit (default: the lowest) of the element at `index` (one integer or array per axis)."""
         if bit >= self.bits and self.high is not None:

@@ -60,7 +60,7 @@ def launcher(kernel: Kernel, device: torch.device, n: int = 0) -> Launch:
             run(*[given[name] for name in piece.arguments])
         if "dense_ptr" in makes:
             bias = given["bias_ptr"]
-            _multiply(call[0][:, : n or None], call[1], given["dense_ptr"], bias if bias is None else bias[: n or None])
+            _multiply(call[0][:, : n or None], call[1], given["dense_ptr"], None if bias is None else bias[: n or None])
 
     return launch
 

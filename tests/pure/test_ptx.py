@@ -1,0 +1,78 @@
+"""The text of decoding in pairs, run by an interpreter of PTX: every code at every place, whatever stands beside it."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import numpy as np
+import oracle
+import ptx as interpreter
+import pytest
+
+from w4gen.codegen import ptx
+from w4gen.errors import TemplateError
+from w4gen.formats import named
+from w4gen.ir.decode import decode
+from w4gen.ir.types import BF16, F16, DType, Format
+
+FORMATS = {
+    "int4": (named("int4_g128"), oracle.INT4),
+    "uint4": (named("uint4_g128"), oracle.UINT4),
+    "int8": (named("int8_g128"), oracle.INT8),
+    "uint8": (Format("uint8", bits=8), [float(code) for code in range(256)]),
+    "int2": (Format("int2", bits=2, origin=-2.0), [-2.0, -1.0, 0.0, 1.0]),
+    "half steps": (Format("halves", bits=2, step=0.5, origin=-1.0), [-1.0, -0.5, 0.0, 0.5]),
+    "evens": (Format("evens", bits=1, step=2.0, origin=-2.0), [-2.0, 0.0]),
+    "wide steps": (Format("wide", bits=4, step=4.0, origin=-32.0), [4.0 * code - 32 for code in range(16)]),
+}
+HELD = [(name, kind) for name, kind in itertools.product(FORMATS, (F16, BF16)) if FORMATS[name][0].bits <= kind.mantissa]
+
+
+def words(bits: int) -> np.ndarray:
+    """u32 words: every pattern of a half word beside four others, in the low half and in the high one."""
+    every, others = np.arange(2**16, dtype=np.uint32), np.array([0, 0xFFFF, 0xA5C3, 0x1234], np.uint32)
+    pairs = np.stack([every[None, :] | others[:, None] << 16, every[None, :] << 16 | others[:, None]])
+    assert bits in (1, 2, 4, 8)
+    return pairs.reshape(-1)
+
+
+@pytest.mark.parametrize(("name", "kind"), HELD, ids=str)
+def test_every_code_decodes_exactly_whatever_its_word_holds(name: str, kind: DType) -> None:
+    """Pair i of a word is codes i and i + half: a low and a high half, in one register."""
+    form, values = FORMATS[name]
+    count, held = 16 // form.bits, words(form.bits)
+    found = interpreter.run(ptx.decode_pairs(decode(form, kind, count)), count, held)
+    table = np.array(values, np.float64)
+    for code, half in itertools.product(range(count), range(2)):
+        expected = table[held >> (16 * half + code * form.bits) & (2**form.bits - 1)]
+        assert np.array_equal(interpreter.half_of(found[code], half, kind.name), expected), (code, half)
+
+
+@pytest.mark.parametrize(("name", "kind"), HELD, ids=str)
+def test_a_pair_costs_one_logical_operation_and_one_sum(name: str, kind: DType) -> None:
+    text = ptx.decode_pairs(decode(FORMATS[name][0], kind, 16 // FORMATS[name][0].bits))
+    count = 16 // FORMATS[name][0].bits
+    assert len(re.findall(r"\blop3\.", text)) == count
+    assert len(re.findall(r"\b(?:add|fma\.rn)\.b?f16x2", text)) == count
+    assert len(re.findall(r"\bshr\.", text)) < count
+
+
+def test_constants_that_halves_do_not_hold_are_refused() -> None:
+    with pytest.raises(TemplateError, match=r"1025\.5 is not a number of type f16: decoding in pairs needs exact constants"):
+        ptx.both(1025.5, F16)
+    with pytest.raises(TemplateError, match=r"257\.0 is not a number of type bf16"):
+        ptx.both(257.0, BF16)
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [("lop3.b32 $1, $4, 0x00f000f0", "lop3.b32 $1, $4, 0x00f0000f"), ("shr.u32 t, $4, 8", "shr.u32 t, $4, 4")],
+)
+def test_a_wrong_text_is_noticed(line: str, wrong: str) -> None:
+    """The interpreter tells what runs from what should."""
+    text = ptx.decode_pairs(decode(named("int4_g128"), F16, 4))
+    assert line in text
+    held = words(4)
+    right, other = (interpreter.run(each, 4, held) for each in (text, text.replace(line, wrong)))
+    assert not all(np.array_equal(a, b) for a, b in zip(right, other, strict=True))
