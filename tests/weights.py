@@ -38,6 +38,11 @@ class Case:
     w: np.ndarray
     truth: np.ndarray
     typical: float
+    problem: Problem
+
+    def limit(self, roundings: int = 1) -> float:
+        """The largest error that y may have."""
+        return oracle.limit(self.problem.y.name, self.truth.size, roundings, self.problem.k)
 
     def error(self, y: np.ndarray) -> float:
         """Relative to y, or to what y would be if its sums did not happen to cancel."""
@@ -59,4 +64,4 @@ def case(problem: Problem, values: list[float], seed: int = 0) -> Case:
     if problem.bias:
         data["bias"] = ROUND[problem.y.name](rng.standard_normal(problem.n))
     w = oracle.dequantize(codes, scales, form.group, values, zeros, form.zero_mode)
-    return Case(data, w, oracle.linear(x, w, data.get("bias")), oracle.typical(x, w))
+    return Case(data, w, oracle.linear(x, w, data.get("bias")), oracle.typical(x, w), problem)

@@ -94,15 +94,14 @@ FORMATS += [*cases.ZEROS, "int8_g128", "e2m1_g32"]
 @pytest.mark.parametrize("form", FORMATS)
 def test_formats_and_groups(form: str, m: int, kind: torch.dtype) -> None:
     case = cases.call(form, m, 26, 384, kind)
-    rounded = m > 1 and ("g50" in form or "zf" in form)  # each weight on matrix cores, as y is: 2.9e-4 on average in f16
-    assert case.error(bound(case)) <= (1.2 if rounded else 1) * case.limit
+    assert case.error(bound(case)) <= case.limit(kernel_for(case))
 
 
 @pytest.mark.parametrize("m", [1, 5])
 @pytest.mark.parametrize("form", [cases.CUBES, cases.UINT8, cases.UINT2], ids=lambda form: form.name)
 def test_formats_of_your_own(form: Format, m: int) -> None:
     case = cases.call(form, m, 26, 384)
-    assert case.error(bound(case)) <= case.limit
+    assert case.error(bound(case)) <= case.limit(kernel_for(case))
 
 
 def with_codes_at_zero(form: str, m: int, kind: torch.dtype) -> cases.Call:
@@ -135,7 +134,7 @@ def test_a_group_without_scale_is_zero_or_the_minimum(form: str, m: int) -> None
         assert (y == 0).all()
     else:
         truth = oracle.linear(case.x.double().numpy(), -case.zeros.double().numpy().repeat(128, 1))
-        assert oracle.error(y.double().numpy(), truth) <= case.limit
+        assert oracle.error(y.double().numpy(), truth) <= case.limit(kernel_for(case))
 
 
 @pytest.mark.parametrize("form", ["int4_g128", "nf4_g64", "int4_g50", "uint4_g50_m"])
@@ -149,9 +148,7 @@ def test_ragged_and_prime_sizes(n: int, k: int, m: int, form: str) -> None:
     """N = 1, K smaller than a block, last partial groups, more than one step along K."""
     case = cases.call(form, m, n, k, bias=True)
     y = bound(case)
-    least = oracle.typical(case.x.double().numpy(), case.true_w)
-    error = oracle.error(y.double().numpy(), case.truth(), least)
-    assert error <= cases.limit(F16, n * m)
+    assert case.error(y) <= case.limit(kernel_for(case))
 
 
 GEMM = ["int4_g128", "int4_g32", "int4_g64_bf16", "int4_g16_f32", "int4_row", "uint4_g128", "int8_g64", cases.UINT2]
@@ -167,8 +164,7 @@ def test_formats_and_groups_of_gemm(form: str | Format, m: int, kind: torch.dtyp
     if not (kind == BF16 and form == "int8_g64"):
         assert kernel.name == "gemm"
         assert kernel.schedule.split_k > 1 or kernel.problem.format.bits == 2
-    rounded = kernel.name == "dequant"  # each weight to x's type, as y is: 2.97e-4 on average in f16
-    assert case.error(w4gen.bind(kernel)(case.x, case.w, case.bias)) <= (1.05 if rounded else 1) * case.limit
+    assert case.error(w4gen.bind(kernel)(case.x, case.w, case.bias)) <= case.limit(kernel)
 
 
 @pytest.mark.parametrize("m", [17, 70, 130])
@@ -178,9 +174,7 @@ def test_ragged_sizes_of_more_rows(form: str, n: int, k: int, m: int, poison: No
     """One output, one step, rows that end inside a step or a group, one program for all of k."""
     case = cases.call(form, m, n, k, bias=True)
     y = bound(case)
-    least = oracle.typical(case.x.double().numpy(), case.true_w)
-    rounded = kernel_for(case).name == "dequant"
-    assert oracle.error(y.double().numpy(), case.truth(), least) <= (1.05 if rounded else 1) * cases.limit(F16, n * m)
+    assert case.error(y) <= case.limit(kernel_for(case))
 
 
 @pytest.mark.parametrize(("split", "vector"), [(1, 2), (2, 4), (3, 2), (6, 4), (1, 4)])
@@ -192,7 +186,7 @@ def test_every_tile_of_gemm(block_m: int, block_n: int, warps: int, split: int, 
         template="gemm", unit="mma", side="left", block_m=block_m, block_n=block_n, block_k=128, warps=warps, vector=vector
     )
     kernel = made(lower(problem), replace(schedule, split_k=split), replace(ARCHES["portable"], registers=10**6))
-    assert case.error(w4gen.bind(kernel)(case.x, case.w, case.bias)) <= case.limit
+    assert case.error(w4gen.bind(kernel)(case.x, case.w, case.bias)) <= case.limit(kernel)
 
 
 @pytest.mark.parametrize("kind", [F16, BF16], ids=["f16", "bf16"])
@@ -202,8 +196,7 @@ def test_fragments_are_read_by_any_m(form: str, m: int, kind: torch.dtype, poiso
     case = fragments(cases.call(form, m, 37, 331, kind, bias=True))
     kernel = kernel_as_stored(case)
     assert kernel.name == "dequant"
-    y = w4gen.bind(kernel)(case.x, case.w, case.bias)
-    assert case.error(y) <= 1.05 * case.limit  # each weight is rounded, as y is
+    assert case.error(w4gen.bind(kernel)(case.x, case.w, case.bias)) <= case.limit(kernel)
 
 
 ANY = ("int4_g128", "nf4_g64", "int8_g128", cases.UINT2, "uint4_g32_m")
@@ -249,17 +242,16 @@ def test_every_m_of_the_buckets_with_bias(form: str, m: int, kind: torch.dtype) 
     case = cases.call(form, m, 27, 380 if m > 16 else 300, kind, bias=True)  # 380: rows that gemm reads
     kernel = kernel_for(case)
     assert kernel.name == ("gemv" if m <= 16 else "dequant" if m > 128 or form == "nf4_g64" else "gemm")
-    assert case.error(w4gen.bind(kernel)(case.x, case.w, case.bias)) <= case.limit
+    assert case.error(w4gen.bind(kernel)(case.x, case.w, case.bias)) <= case.limit(kernel)
 
 
 @pytest.mark.parametrize("kind", [F16, BF16], ids=["f16", "bf16"])
 @pytest.mark.parametrize("form", ["int4_g128", "nf4_g64"])
 def test_one_row_and_many_outputs(form: str, kind: torch.dtype) -> None:
-    """Several rows of w in one program, the last block partial; enough outputs for the limit of the issue."""
+    """Several rows of w in one program, the last block partial; enough outputs for the limit of a full shape."""
     case = cases.call(form, 1, 515, 160, kind)
     assert kernel_for(case).schedule.block_n > 1
-    assert case.limit == oracle.LIMIT[cases.NAMES[kind]]
-    assert case.error(bound(case)) <= case.limit
+    assert case.error(bound(case)) <= case.limit(kernel_for(case))
 
 
 @pytest.mark.parametrize("m", [1, 2, 17, 130])
@@ -267,7 +259,7 @@ def test_one_row_and_many_outputs(form: str, kind: torch.dtype) -> None:
 def test_an_outlier_in_x_keeps_the_error(form: str, m: int) -> None:
     case = cases.call(form, m, 26, 512)
     case.x[0, 77] = 6e4
-    assert case.error(bound(case)) <= cases.limit(F16, 26)  # the row of the outlier outweighs all others
+    assert case.error(bound(case)) <= case.limit(kernel_for(case), 26)  # the row of the outlier outweighs all others
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
@@ -356,7 +348,7 @@ def test_partial_sums_are_written_whole_and_nothing_else(m: int, split: int, mon
     case = cases.call("int4_g128", m, 70, 768, bias=True)
     kernel = kernel_for(case)
     kernel = made(lower(kernel.problem), replace(kernel.schedule, split_k=split), ARCHES["portable"])
-    assert case.error(w4gen.bind(kernel)(case.x, case.w, case.bias)) <= case.limit
+    assert case.error(w4gen.bind(kernel)(case.x, case.w, case.bias)) <= case.limit(kernel)
     assert ("parts_ptr" in held) == (split > 1)
     for name in [name for name in held if name.startswith("inner")]:
         whole = held[name.removeprefix("inner ")]
@@ -429,7 +421,7 @@ def test_x_of_any_shape(form: str, how: str, no_fallback: None) -> None:
     assert y.shape == (*x.shape[:-1], 26)
     assert y.dtype == x.dtype
     if x.numel():
-        assert case.error(y, x) <= case.limit
+        assert case.error(y, x) <= case.limit(kernel_for(case), y.numel())
 
 
 @pytest.mark.parametrize("kind", [F16, BF16], ids=["f16", "bf16"])
@@ -438,7 +430,7 @@ def test_x_of_any_shape(form: str, how: str, no_fallback: None) -> None:
 def test_a_linear_layer_runs_the_kernel(form: str, m: int, kind: torch.dtype, no_fallback: None) -> None:
     case = cases.call(form, m, 26, 383, kind, bias=True)
     layer = w4gen.Linear(case.w, case.bias)
-    assert case.error(layer(case.x)) <= case.limit
+    assert case.error(layer(case.x)) <= case.limit(kernel_for(case))
     assert torch.equal(layer(case.x), w4gen.linear(case.x, case.w, case.bias))
 
 
@@ -446,7 +438,7 @@ def test_out_is_written_and_returned() -> None:
     case = cases.call("int4_g128", 2, 66, 300)
     out = torch.full((2, 66), torch.nan, dtype=F16)
     assert w4gen.linear(case.x, case.w, out=out) is out
-    assert case.error(out) <= case.limit
+    assert case.error(out) <= case.limit(kernel_for(case))
 
 
 @pytest.mark.parametrize(
@@ -463,7 +455,7 @@ def test_no_compile_inside_a_warmed_bucket(
     layer(case.x[:first])
     monkeypatch.setattr(ops, "compile", None)
     for m in others:
-        assert case.error(layer(case.x[:m]), case.x[:m]) <= cases.limit(F16, m * 40)
+        assert case.error(layer(case.x[:m]), case.x[:m]) <= case.limit(kernel_for(case), m * 40)
 
 
 def test_a_sweep_of_m_compiles_once_for_each_bucket(monkeypatch: pytest.MonkeyPatch, no_fallback: None) -> None:
@@ -493,7 +485,7 @@ def test_f32_is_run_by_the_fallback_with_one_warning(caplog: pytest.LogCaptureFi
     case = cases.call("nf4_g64", 2, 40, 383, torch.float32)
     layer = w4gen.Linear(case.w)
     with caplog.at_level(logging.WARNING, "w4gen"):
-        assert case.error(layer(case.x)) <= 1e-5
+        assert case.error(layer(case.x)) <= case.limit()
         layer(case.x)
     assert len(caplog.records) == 1
     assert "float32" in caplog.text
@@ -511,7 +503,7 @@ def test_strict_makes_the_fallback_an_error(m: int, kind: torch.dtype, monkeypat
 def test_strict_does_not_stop_a_kernel(m: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("W4GEN_STRICT", "1")
     case = cases.call("nf4_g64", m, 40, 383)
-    assert case.error(w4gen.Linear(case.w)(case.x)) <= case.limit
+    assert case.error(w4gen.Linear(case.w)(case.x)) <= case.limit(kernel_for(case))
 
 
 @pytest.mark.parametrize(
@@ -539,6 +531,8 @@ def test_a_rendered_file_checks_itself(m: int, form: str, dtype: str, tmp_path: 
     [
         ("1x256x32", "nf4_g64", "acc += scaled", "acc += scaled * 1.01"),
         ("20x768x70", "int4_g128", "parts += scaled", "parts += scaled * 1.01"),
+        ("20x2048x64", "int4_g128", "parts += scaled", "parts = (parts + scaled).to(tl.float16).to(tl.float32)"),
+        ("1x4096x64", "int4_g128", "part += w_value", "part = part.to(tl.bfloat16).to(tl.float32) + w_value"),
         ("20x768x70", "int4_g128", "for share in tl.static_range(1, SPLIT)", "for share in tl.static_range(1, SPLIT - 1)"),
         ("200x256x32", "nf4_g64", "w = (w_value", "w = (1.01 * w_value"),
     ],
@@ -568,11 +562,12 @@ def test_a_rendered_file_that_reads_fragments_checks_itself(
 def test_codes_in_another_order_within_their_word() -> None:
     case = cases.call("int4_g128", 20, 64, 256)
     case = replace(case, w=case.w.packed_as(Layout.parse("n64@1024,k16@32,k2@16,k4@4,k2@512;4/32")))
-    assert case.error(w4gen.bind(kernel_as_stored(case))(case.x, case.w)) <= case.limit
+    kernel = kernel_as_stored(case)
+    assert case.error(w4gen.bind(kernel)(case.x, case.w)) <= case.limit(kernel)
 
 
 @pytest.mark.parametrize("k", [300, 31])
 def test_rows_too_ragged_for_a_wider_layout_run_the_kernel_too(k: int, no_fallback: None) -> None:
     """Where the layout that kernels read is the canonical one, the op still takes the kernel."""
     case = cases.call("nf4_g64", 2, 26, k)
-    assert case.error(w4gen.Linear(case.w)(case.x)) <= case.limit
+    assert case.error(w4gen.Linear(case.w)(case.x)) <= case.limit(kernel_for(case))

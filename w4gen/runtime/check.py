@@ -17,10 +17,11 @@ import torch
 
 from w4gen.codegen.render import Kernel, read
 from w4gen.errors import W4Error
-from w4gen.ir.types import DType, Format
+from w4gen.ir.rounding import limit
+from w4gen.ir.types import Format
 from w4gen.runtime.dtypes import torch_dtype
 from w4gen.runtime.launch import launcher
-from w4gen.runtime.reference import error, reference
+from w4gen.runtime.reference import error, reference, typical
 from w4gen.runtime.timer import copies_for, time_calls
 from w4gen.runtime.weight import Weight
 from w4gen.toolchain import interpreted
@@ -31,15 +32,6 @@ OUTPUTS = 32
 CALLS = 3
 MOST = 160
 """Rows of x at most; a bucket may have no end."""
-
-ENOUGH = 10_000
-"""Outputs from which on an error is an average; of fewer, one rounding may make up all of it."""
-
-
-def limit(y: DType, outputs: int = ENOUGH) -> float:
-    """The relative Frobenius error to the truth that a kernel with f32 sums may have: its output's rounding, and little more."""
-    average = 3e-4 if y.name == "f16" else 3e-3
-    return average if outputs >= ENOUGH else max(average, 1.15 * 2.0 ** -(y.mantissa + 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +98,8 @@ def check(kernel: Kernel) -> Report:
             launch(y, x, *w.buffers, bias, m)
             results.append(y[:, :rows])
         equal &= all(torch.equal(results[0], each) for each in results)
-        found, allowed = error(results[0], reference(x, w, bias)), limit(problem.y, m * rows)
+        found = error(results[0], reference(x, w, bias), typical(x, w))
+        allowed = limit(kernel.program, m * rows)
         worst, bound = (found, allowed) if not found <= worst * allowed / (bound or 1) else (worst, bound)
     where = "under the interpreter" if interpreted() else f"on {torch.cuda.get_device_name()}"
     us = None if interpreted() else _time(kernel)
