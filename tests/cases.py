@@ -9,6 +9,7 @@ import oracle
 import torch
 
 from w4gen import Format, Weight
+from w4gen.codegen.render import Kernel
 from w4gen.formats import named
 from w4gen.ir.types import F16
 
@@ -65,14 +66,15 @@ class Call:
         rows = (self.x if x is None else x).reshape(-1, self.w.k).double().numpy()
         return oracle.linear(rows, self.true_w, None if self.bias is None else self.bias.double().numpy())
 
-    @property
-    def limit(self) -> float:
-        """The largest error that y [M, N] may have."""
-        return limit(self.x.dtype, self.x.shape[0] * self.w.n)
+    def limit(self, kernel: Kernel | None = None, outputs: int = 0) -> float:
+        """The largest error that y [M, N] may have, from a kernel or (None) where only y is rounded."""
+        roundings = 1 if kernel is None else rounded(kernel)
+        return oracle.limit(NAMES[self.x.dtype], outputs or self.x.shape[0] * self.w.n, roundings, self.w.k)
 
     def error(self, y: torch.Tensor, x: torch.Tensor | None = None) -> float:
-        """Relative Frobenius error of y [..., N] to the truth."""
-        return oracle.error(y.reshape(-1, self.w.n).double().numpy(), self.truth(x))
+        """Relative Frobenius error of y [..., N] to the truth, or to what it would be if its sums did not happen to cancel."""
+        rows = (self.x if x is None else x).reshape(-1, self.w.k).double().numpy()
+        return oracle.error(y.reshape(-1, self.w.n).double().numpy(), self.truth(x), oracle.typical(rows, self.true_w))
 
 
 def call(
@@ -93,7 +95,10 @@ def call(
     return Call(x, Weight.from_codes(codes, scales, zeros, form), added, codes, scales, zeros, true_w)
 
 
-def limit(kind: torch.dtype, outputs: int) -> float:
-    """What issue 2 allows; where there are few outputs, one and a half rounding of y, as nothing averages it."""
-    name = NAMES[kind]
-    return oracle.LIMIT[name] if outputs >= 200 else 1.5 * oracle.HALF_UNIT[name]
+def rounded(kernel: Kernel) -> int:
+    """Roundings to 16 bits: of y, and on matrix cores of a weight that is scaled, shifted by a fraction, or a fraction itself."""
+    form, schedule = kernel.problem.format, kernel.schedule
+    values = np.array({**oracle.VALUES, **OWN}[form.name])
+    held = values.astype(np.float16) if kernel.problem.x.name == "f16" else oracle.to_bf16(values)
+    exact = (held == values).all() and form.zero_mode != "float" and schedule.scale_at == "accumulator"
+    return 1 if schedule.unit in ("lanes", "halves") or exact else 2

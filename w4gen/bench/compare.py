@@ -27,9 +27,9 @@ from w4gen import toolchain
 from w4gen.api import parse_shape, problem_of
 from w4gen.bench.floors import floor
 from w4gen.codegen.render import Kernel
+from w4gen.ir.rounding import limit
 from w4gen.ir.types import dtype as named_dtype
 from w4gen.pipeline import compile
-from w4gen.runtime.check import limit
 from w4gen.runtime.dtypes import OURS, TORCH
 from w4gen.runtime.launch import arch_of, bind
 from w4gen.runtime.linear import Linear, linear
@@ -97,7 +97,7 @@ def measure(m: int, k: int, n: int, format: str, dtype: str) -> dict[str, Any]:
         "spread": round(max(turn[i].spread for turn in turns for i in (0, 1)), 4),
         "bytes": w.nbytes,
         "error": error(first, reference(x, w)),
-        "error_limit": limit(OURS[kind]),
+        "error_limit": limit(kernel.program, m * n),
         "equal_repeats": REPEATS if equal else 0,
     }
 

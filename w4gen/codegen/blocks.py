@@ -178,6 +178,8 @@ class DensePrinter(BlockPrinter):
     """Printer of the kernel that dequantizes: tiles of n and k; of rows, and of other orders, a code loads the word it is in."""
 
     STEP = "tl.program_id(0)"
+    UNITS = (("vendor", "right"),)
+    WIDE = True
 
     def constants(self) -> str:
         """Sizes of the weight and of its blocks, as constants."""
@@ -218,14 +220,13 @@ class DensePrinter(BlockPrinter):
 class GemmPrinter(BlockPrinter):
     """Printer of products with w as the left operand, stored in blocks that are whole fragments of the instruction."""
 
-    SIDE = "left"
+    UNITS = (("mma", "left"),)
 
     def calls(self) -> dict[str, Any]:
         return super().calls() | {"walk": self.walk, "finish": self.finish, "pair_type": pair_type(self.program)}
 
     def constants(self) -> str:
         """Sizes of the problem, of the tiles, and of the layout's blocks, as constants."""
-        self.agreed_side()
         if self.blocks["n"] % (16 * self.schedule.warps):
             raise TemplateError(f"gemm gives each of {self.schedule.warps} warps 16 outputs: block_n={self.blocks['n']}")
         steps = -(-self.program.tile(self.program.source("w.tile")).sizes["k"] // self.blocks["k"])

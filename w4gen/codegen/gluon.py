@@ -197,6 +197,8 @@ class GluonPrinter(Printer):
 class MmaPrinter(GluonPrinter):
     """Printer of gemv_mma: mma.sync, the weights on the left, x through a ring in shared memory."""
 
+    UNITS = (("mma", "left"),)
+
     DOT = Dot(("k",), "mma", "left")
 
     def calls(self) -> dict[str, Any]:
@@ -245,6 +247,7 @@ class HalfPrinter(GluonPrinter):
     """Printer of gemv_half: one row of x, products added up in halves along 64 k, programs of a cluster sharing k."""
 
     DOT = Dot(("k",), "halves")
+    UNITS = (("halves", "right"),)
     CHAIN = 8
     """Products that one half adds up."""
 

@@ -41,8 +41,8 @@ def spans(layout: Layout, group: int, words: int) -> int | None:
     """The fewest stretches of a word's codes in which `words` neighbours always share one scale; None where none do."""
     count = layout.size("k") // layout.per_unit
     word, code = np.arange(-(-count // words) * words)[:, None], np.arange(layout.per_unit)[None, :]
-    groups = np.minimum(layout.index("k", word, code), layout.size("k") - 1) // group
-    groups = groups.reshape(-1, words, layout.per_unit)
+    places = np.broadcast_to(layout.index("k", word, code), (len(word), layout.per_unit))  # a row of one word has no word digit
+    groups = (np.minimum(places, layout.size("k") - 1) // group).reshape(-1, words, layout.per_unit)
     for pieces in (pieces for pieces in range(1, layout.per_unit + 1) if layout.per_unit % pieces == 0):
         stretch = groups.reshape(groups.shape[0], words, pieces, -1)
         if (stretch == stretch[:, :1, :, :1]).all():

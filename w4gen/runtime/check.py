@@ -21,12 +21,13 @@ import torch
 from w4gen.codegen.render import Kernel, read
 from w4gen.errors import ToolchainError, W4Error
 from w4gen.ir.layout import Layout
-from w4gen.ir.types import PER_TENSOR, DType, Format
+from w4gen.ir.rounding import limit
+from w4gen.ir.types import PER_TENSOR, Format
 from w4gen.pipeline import twin
 from w4gen.runtime import dtypes
 from w4gen.runtime.dtypes import torch_dtype
 from w4gen.runtime.launch import launcher
-from w4gen.runtime.reference import error, reference
+from w4gen.runtime.reference import error, reference, typical
 from w4gen.runtime.timer import copies_for, time_calls
 from w4gen.runtime.weight import Weight
 from w4gen.schedule.arch import arch
@@ -40,18 +41,6 @@ OUTPUTS = 32
 CALLS = 3
 MOST = 160
 """Rows of x at most; a bucket may have no end."""
-
-ENOUGH = 10_000
-"""Outputs from which on an error is an average; of fewer, one rounding may make up all of it."""
-
-
-def limit(y: DType, outputs: int = ENOUGH, halves: bool = False) -> float:
-    """The relative Frobenius error to the truth that a kernel with f32 sums may have: its output's rounding, and little more.
-
-    Chains of products in halves, added up in f32, may have twice that.
-    """
-    average = (6e-4 if halves else 3e-4) if y.name == "f16" else 3e-3
-    return average if outputs >= ENOUGH else max(average, 1.15 * 2.0 ** -(y.mantissa + 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +128,7 @@ def check(kernel: Kernel) -> Report:
             results.append(y[:, :rows])
         equal &= all(torch.equal(results[0], each) for each in results)
         truth = reference(x, w, None if bias is None else bias[:held])[:, :rows]
-        found, allowed = error(results[0], truth), limit(problem.y, m * rows, kernel.schedule.unit == "halves")
+        found, allowed = error(results[0], truth, typical(x, w, rows)), limit(kernel.program, m * rows)
         worst, bound = (found, allowed) if not found <= worst * allowed / (bound or 1) else (worst, bound)
     where = "under the interpreter" if interpreted() else f"on {torch.cuda.get_device_name()}"
     us = None if interpreted() else _time(kernel)

@@ -39,6 +39,10 @@ def apply(program: Program, schedule: Schedule, arch: Arch) -> Program:
     if schedule.side == "left":
         raise ScheduleError(f"layout {layout} is one of rows: w as the left operand is read in the order of its fragments")
     granule = steps.per_unit * (QUAD if lanes else 1)
+    if lanes and (steps.row_units() or 0) % QUAD:
+        raise ScheduleError(
+            f"unit=lanes loads {QUAD} words at a time; rows of layout {layout} have {steps.row_units()}: take unit=vendor"
+        )
     if schedule.block_k % granule:
         raise ScheduleError(f"block_k={schedule.block_k} is not a multiple of {granule}, the codes that a load brings: use one")
     group = rewrite.padded_group(problem, layout)

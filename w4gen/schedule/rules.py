@@ -15,12 +15,12 @@ from w4gen.schedule.arch import Arch
 from w4gen.schedule.schedule import Schedule
 from w4gen.schedule.stored import fragment_order, layout_for
 
-BUCKETS = ((1, 1), (2, 8), (9, 16), (17, 32), (33, 64), (65, 128), (129, 2**20))
+BUCKETS = ((1, 1), (2, 8), (9, 16), (17, 32), (33, 64), (65, 128), (129, 2**31 - 1))
 """Ranges of M that share one kernel."""
 
 
 def bucket(m: int) -> tuple[int, int]:
-    """The range of M that `m` falls in; (m, m) above the last bucket."""
+    """The range of M that `m` falls in; (m, m) outside all of them."""
     return next((each for each in BUCKETS if each[0] <= m <= each[1]), (m, m))
 
 
@@ -33,7 +33,7 @@ def pick(program: Program, arch: Arch) -> Schedule:
         return _dense(problem, layout)
     if layout.narrowest.row_units() is None:
         return _fast(problem, layout, arch) or _gemm(problem, layout, arch)
-    if high > 16:
+    if high > 16 or (high == 1 and (layout.narrowest.row_units() or 0) % QUAD):
         return _dense(problem, layout)
     chosen = _lanes(problem, layout, arch) if high == 1 else _mma(problem, layout)
     mixed = spans(layout.narrowest, rewrite.padded_group(problem, layout), words_summed(chosen, layout)) is None
@@ -58,10 +58,12 @@ FUSED = 128
 def _dense(problem: Problem, layout: Layout) -> Schedule:
     """Dequantize the whole weight, then the vendor's matmul: any layout and format, and the choice for large M."""
     if layout.row_units() is None:
-        tall = 16 if problem.n > 2**20 else 2 if isinstance(problem.format.scale, Format) else 4
-        block_n, block_k = tall * layout.block["n"], max(128, layout.block["k"])
+        block_k = max(128, layout.block["k"])
+        tall = 16 if problem.n > 2**20 else 2 if isinstance(problem.format.scale, Format) or block_k > 128 else 4
+        block_n = tall * layout.block["n"]
     else:
-        block_n, block_k = 4 if problem.n <= 4 * 65535 else 64, 512  # a grid has no more programs along its second axis
+        block_n = max(4, 1 << (-(-problem.n // 65535) - 1).bit_length())  # a grid has no more programs along its second axis
+        block_k = max(128, 2048 // block_n)
     return Schedule(template="dequant", block_n=block_n, block_k=block_k, unit="vendor", scale_at="weight", convert_at="global")
 
 
