@@ -119,7 +119,10 @@ class GluonPrinter(Printer):
         """Lines that decode a word."""
         count = self.how.per_unit
         outputs, kinds = ",".join(["=&r"] * count), ", ".join(["gl.int32"] * count)
-        return f'return gl.inline_asm_elementwise(DECODE, "{outputs},r", [word], dtype=({kinds}), is_pure=True, pack=1)'
+        return (
+            f"kinds: gl.constexpr = ({kinds})\n"
+            f'return gl.inline_asm_elementwise(DECODE, "{outputs},r", [word], dtype=kinds, is_pure=True, pack=1)'
+        )
 
     def decode(self, operand: str) -> str:
         """Lines that give the fragments of a quad, in the order of k, from the layout's digits."""
@@ -132,7 +135,7 @@ class GluonPrinter(Printer):
             ]
         else:
             each = [f"values_of(w[{word}]) + values_of(w[{word + 1}])" for word in (0, 2)]
-        return "\n".join([*lines, f"return ({', '.join(each)},)"])
+        return "\n".join([*lines, f"return {', '.join(each)}"])
 
     def settle(self, template: str) -> None:
         """The ledger; and the nodes whose lines are the same in every kernel must be just those."""
