@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from itertools import product
 
+import ahead
 import pytest
 import torch
-from truth import LIMIT, case, limit_of
+from truth import LIMIT, case, limit_of, name_of
 
 import w4gen
 from w4gen.formats import named
@@ -20,6 +22,19 @@ from w4gen.schedule.rules import bucket
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 SHAPES = [(256, 1536), (4096, 4096), (37, 331), (1021, 1000), (1, 4096), (64, 28672)]
+MANY = [(4096, 4096), (1021, 1000), (37, 2040), (8192, 9216)]
+OTHERS = ["uint4_g128_z", "uint4_g32_m", "uint4_g64_zf", "int8_g128", "int8_g64_z", "e2m1_g32", "uint4_g50_m"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    """The kernels of the longest tests, compiled side by side."""
+    arch, kinds = arch_of(torch.device("cuda")).name, [name_of(kind) for kind in LIMIT]
+    few = product(["int4_g128", "nf4_g64", "int4_g50"], (1, 2, 16), SHAPES)
+    many = product(["int4_g128", "int4_g32", "nf4_g64", "int4_g50"], (17, 64, 100, 129), MANY)
+    other = product(OTHERS, (1, 16), [(256, 1536), (1021, 1000), (4096, 4096)])
+    asked = [(form, m, n, k, kind, True, arch) for form, m, (n, k) in [*few, *many, *other] for kind in kinds]
+    ahead.compile_all(asked)
 
 
 @pytest.mark.parametrize("kind", LIMIT, ids=str)
@@ -37,7 +52,7 @@ def test_kernels_give_the_truth(n: int, k: int, form: str, m: int, kind: torch.d
 @pytest.mark.parametrize("kind", LIMIT, ids=str)
 @pytest.mark.parametrize("m", [17, 64, 100, 128, 129, 512])
 @pytest.mark.parametrize("form", ["int4_g128", "int4_g32", "nf4_g64", "int4_g50"])
-@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (1021, 1000), (37, 2040), (8192, 9216)], ids=str)
+@pytest.mark.parametrize(("n", "k"), MANY, ids=str)
 def test_more_rows_give_the_truth(n: int, k: int, form: str, m: int, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of these is large enough for the widest tiles of an H200, others end inside a tile in every direction."""
     monkeypatch.setenv("W4GEN_STRICT", "1")
@@ -60,9 +75,7 @@ def test_a_weight_in_rows_gives_the_truth(run: int, form: str, m: int) -> None:
 
 @pytest.mark.parametrize("kind", LIMIT, ids=str)
 @pytest.mark.parametrize("m", [1, 16])
-@pytest.mark.parametrize(
-    "form", ["uint4_g128_z", "uint4_g32_m", "uint4_g64_zf", "int8_g128", "int8_g64_z", "e2m1_g32", "uint4_g50_m"]
-)
+@pytest.mark.parametrize("form", OTHERS)
 @pytest.mark.parametrize(("n", "k"), [(256, 1536), (1021, 1000), (4096, 4096)], ids=str)
 def test_other_formats_give_the_truth(
     n: int, k: int, form: str, m: int, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
