@@ -3,89 +3,42 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import product
 
+import ahead
 import cases
 import numpy as np
 import oracle
 import pytest
 import torch
+from truth import KINDS, case, name_of
 
 import w4gen
-from w4gen.codegen.render import Kernel
 from w4gen.formats import FAMILIES, named
+from w4gen.ir.layout import rows
 from w4gen.ir.problem import Problem
 from w4gen.ir.types import F16, F32
 from w4gen.pipeline import compile
 from w4gen.runtime import launch, ops
-from w4gen.runtime.dtypes import OURS
 from w4gen.runtime.launch import arch_of
-from w4gen.schedule.arch import M16K16
 from w4gen.schedule.rules import bucket
-from w4gen.schedule.stored import fragment_order
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
-KINDS = [torch.float16, torch.bfloat16]
-
-
-@dataclass(frozen=True)
-class Case:
-    x: torch.Tensor
-    layer: w4gen.Linear
-    w: torch.Tensor
-    bias: torch.Tensor | None
-
-    def error(self, y: torch.Tensor, x: torch.Tensor | None = None) -> float:
-        """Relative Frobenius error of y to the truth, or to what that would be if no sum cancelled; NaN where y holds one."""
-        x = (self.x if x is None else x).double()
-        truth = x @ self.w.T
-        truth = truth if self.bias is None else truth + self.bias.double()
-        typical = (x**2 @ self.w.T**2).sum().sqrt()
-        return float((y.double() - truth).norm() / torch.maximum(truth.norm(), typical))
-
-    def limit(self, m: int = 0, kernel: Kernel | None = None, outputs: int = 0) -> float:
-        """The largest error that y may have, with `m` rows (default: all of x) by `kernel` (default: that of the layer)."""
-        m, weight = m or self.x.shape[0], self.layer.weight
-        if kernel is None:
-            x = OURS[self.x.dtype]
-            asked = Problem(m=bucket(m), n=weight.n, k=weight.k, format=weight.format, layout=weight.layout, x=x, y=x)
-            kernel = compile(replace(asked, bias=self.bias is not None), arch_of(self.x.device))
-        halves = kernel.schedule.unit == "halves"
-        return oracle.limit(cases.NAMES[self.x.dtype], outputs or m * weight.n, cases.rounded(kernel), weight.k, halves)
-
-
-def case(form: str, m: int, n: int, k: int, kind: torch.dtype = torch.float16, bias: bool = False) -> Case:
-    """Random codes, scales and zeros; the true weight is worked out in f64."""
-    torch.manual_seed(0)
-    format = named(form)
-    group = k if format.group == -1 else format.group
-    codes = torch.randint(0, 2**format.bits, (n, k), device="cuda", dtype=torch.uint8)
-    scales = (torch.rand(n, -(-k // group), device="cuda") * 0.02 + 0.005).half()
-    values = torch.tensor(oracle.VALUES[format.name], dtype=torch.float64, device="cuda")
-    zeros = None if format.zero_mode is None else torch.rand_like(scales) * (values.max() - values.min()).item() + values.min()
-    match format.zero_mode:
-        case "integer":
-            zeros = zeros.round().half()
-        case "float":
-            zeros = zeros.half()
-        case "minimum":
-            zeros = (zeros * scales).half()
-
-    def spread(each: torch.Tensor) -> torch.Tensor:
-        return each.double().repeat_interleave(group, 1)[:, :k]
-
-    w = values[codes.int()]
-    if format.zero_mode in ("integer", "float"):
-        w = w - spread(zeros)
-    w = w * spread(scales)
-    if format.zero_mode == "minimum":
-        w = w - spread(zeros)
-    x = torch.randn(m, k, device="cuda").to(kind)
-    added = torch.randn(n, device="cuda").to(kind) if bias else None
-    return Case(x, w4gen.Linear(w4gen.Weight.from_codes(codes, scales, zeros, form), added), w, added)
-
-
 SHAPES = [(256, 1536), (4096, 4096), (37, 331), (1021, 1000), (1, 4096), (64, 28672)]
+MANY = [(4096, 4096), (1021, 1000), (37, 2040), (8192, 9216)]
+OTHERS = ["uint4_g128_z", "uint4_g32_m", "uint4_g64_zf", "int8_g128", "int8_g64_z", "e2m1_g32", "uint4_g50_m"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    """The kernels of the longest tests, compiled side by side."""
+    arch, kinds = arch_of(torch.device("cuda")).name, [name_of(kind) for kind in KINDS]
+    few = product(["int4_g128", "nf4_g64", "int4_g50"], (1, 2, 16), SHAPES)
+    many = product(["int4_g128", "int4_g32", "nf4_g64", "int4_g50"], (17, 64, 100, 129), MANY)
+    other = product(OTHERS, (1, 16), [(256, 1536), (1021, 1000), (4096, 4096)])
+    asked = [(form, m, n, k, kind, True, arch) for form, m, (n, k) in [*few, *many, *other] for kind in kinds]
+    ahead.compile_all(asked)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -101,7 +54,7 @@ def test_kernels_give_the_truth(n: int, k: int, form: str, m: int, kind: torch.d
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("m", [17, 64, 100, 128, 129, 512])
 @pytest.mark.parametrize("form", ["int4_g128", "int4_g32", "nf4_g64", "int4_g50"])
-@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (1021, 1000), (37, 2040), (8192, 9216)], ids=str)
+@pytest.mark.parametrize(("n", "k"), MANY, ids=str)
 def test_more_rows_give_the_truth(n: int, k: int, form: str, m: int, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of these is large enough for the widest tiles of an H200, others end inside a tile in every direction."""
     monkeypatch.setenv("W4GEN_STRICT", "1")
@@ -109,22 +62,22 @@ def test_more_rows_give_the_truth(n: int, k: int, form: str, m: int, kind: torch
     assert it.error(it.layer(it.x)) <= it.limit()
 
 
-@pytest.mark.parametrize("m", [2, 17, 64, 512])
+@pytest.mark.parametrize("m", [1, 2, 17, 64, 512])
 @pytest.mark.parametrize("form", ["int4_g128", "nf4_g64"])
-@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (1021, 1000)], ids=str)
-def test_a_weight_in_the_order_of_a_matrix_instruction_gives_the_truth(n: int, k: int, form: str, m: int) -> None:
-    it, layout = case(form, m, n, k, bias=True), fragment_order(named(form), M16K16, n, k)
+@pytest.mark.parametrize("run", [16, 1])
+def test_a_weight_in_rows_gives_the_truth(run: int, form: str, m: int) -> None:
+    """What archs without fragments store; also the plain dense stream."""
+    n, k = 1021, 4096
+    it, layout = case(form, m, n, k, bias=True), rows(n, k, 4, run)
     problem = Problem(m=bucket(m), n=n, k=k, format=named(form), layout=layout, x=F16, y=F16, bias=True)
     kernel = compile(problem, arch_of(it.x.device))
-    assert kernel.name == "dequant"
+    assert kernel.name == ("gemv" if m <= 16 else "dequant")
     assert it.error(w4gen.bind(kernel)(it.x, it.layer.weight, it.bias)) <= it.limit(kernel=kernel)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("m", [1, 16])
-@pytest.mark.parametrize(
-    "form", ["uint4_g128_z", "uint4_g32_m", "uint4_g64_zf", "int8_g128", "int8_g64_z", "e2m1_g32", "uint4_g50_m"]
-)
+@pytest.mark.parametrize("form", OTHERS)
 @pytest.mark.parametrize(("n", "k"), [(256, 1536), (1021, 1000), (4096, 4096)], ids=str)
 def test_other_formats_give_the_truth(
     n: int, k: int, form: str, m: int, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -187,7 +140,6 @@ def test_forty_calls_are_equal_bit_for_bit_over_poisoned_outputs(form: str, m: i
     it = case(form, m, 1021, 4096)
     kernel = w4gen.compile(f"{m}x4096x1021", form, arch="sm_90" if torch.cuda.get_device_capability() == (9, 0) else "")
     run = w4gen.bind(kernel)  # y is full of NaN before every launch
-    assert len(kernel.pieces) == (2 if kernel.name == "gemm" else 1), "k is shared by programs"
     weight = it.layer.weight
     first = run(it.x, weight)
     assert it.error(first) <= it.limit(kernel=kernel)
@@ -305,8 +257,9 @@ def test_a_layer_made_on_a_cpu_moves() -> None:
 def test_no_compile_inside_a_warmed_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     it = case("int4_g128", 16, 256, 1536)
     it.layer(it.x[:2])
+    it.layer(it.x[:9])
     monkeypatch.setattr(ops, "compile", None)
-    for m in (3, 7, 16):
+    for m in (3, 8, 10, 16):
         assert it.error(it.layer(it.x[:m]), it.x[:m]) <= it.limit(m)
 
 

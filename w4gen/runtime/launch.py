@@ -66,14 +66,18 @@ def launcher(kernel: Kernel, device: torch.device, n: int = 0) -> Launch:
 
 
 def unwritten(buffers: Sequence[torch.Tensor | None]) -> bool:
-    """Whether the buffers of a weight are what they were when they were last asked about, which is noted on the first."""
+    """Whether the buffers of a weight are what they were when they were last asked about, which is noted on the first.
+
+    A copy of the first takes the note along, but lies elsewhere. What goes around PyTorch's count of writes is not seen: a write
+    through `.data`, or by a kernel of somebody else's.
+    """
     codes = buffers[0]
     if codes is None or codes.is_inference():  # nothing counts writes to inference tensors
         return False
-    now = [(each.data_ptr(), each._version) for each in buffers if each is not None]
-    seen = getattr(codes, "w4gen_seen", None)
-    codes.w4gen_seen = now  # type: ignore[attr-defined]
-    return seen == now
+    versions = [(each.data_ptr(), each._version) for each in buffers if each is not None]
+    seen = getattr(codes, "w4gen_versions", None)
+    codes.w4gen_versions = versions  # type: ignore[attr-defined]
+    return seen == versions
 
 
 def _interpreted(kernel: Kernel, piece: Piece, device: torch.device, overlap: bool) -> Any:
