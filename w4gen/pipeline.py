@@ -37,10 +37,7 @@ def made(program: Program, schedule: Schedule, arch: Arch, templates: Path | Non
     Raises `ScheduleError` or `TemplateError` where it is not legal.
     """
     scheduled = verify(apply(program, schedule, arch), arch, schedule.warps)
-    try:
-        return render(scheduled, schedule, arch.name, templates)
-    except (LookupError, StopIteration, ValueError) as error:  # a printer looked for what the program does not have
-        raise TemplateError(f"{schedule.template}.py.jinja is not made for the program of this schedule") from error
+    return render(scheduled, schedule, arch.name, templates)
 
 
 def _winner(program: Program, arch: Arch) -> Kernel | None:

@@ -146,7 +146,8 @@ def _binary(files: dict[str, Path], cached: bool) -> Binary:
 
 
 def _options(kernel: Kernel) -> str:
-    options = {"num_warps": kernel.schedule.warps, "num_stages": kernel.schedule.stages}
+    # multiply-adds are one instruction; releases of Triton differ in what they do where it is not said
+    options = {"num_warps": kernel.schedule.warps, "num_stages": kernel.schedule.stages, "enable_fp_fusion": True}
     return json.dumps(options | ({"maxnreg": kernel.schedule.maxnreg} if kernel.schedule.maxnreg else {}))
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from w4gen import paths
+from w4gen.codegen.printer import PRINTERS
 from w4gen.codegen.render import Kernel, read, render
 from w4gen.errors import TemplateError, W4Error
 from w4gen.formats import named
@@ -23,6 +24,7 @@ from w4gen.ir.problem import Problem
 from w4gen.ir.program import Builder, rewrite
 from w4gen.ir.tile import Block, Convert, Dot, Field, Reduce, Repeat, Slice, Space, Split, Store, Unpack
 from w4gen.ir.types import BF16, F16, F32, Format
+from w4gen.pipeline import compile, made
 from w4gen.schedule.arch import ARCHES, M16K16
 from w4gen.schedule.rules import BUCKETS, apply, fragment_order, pick
 from w4gen.schedule.schedule import Schedule
@@ -71,7 +73,7 @@ GEMM = {"m": (17, 32), "n": 250}
 """A question for gemm: one part, or more with the schedule's split_k."""
 ONE = Schedule(template="gemm", block_m=32, block_n=64, block_k=128, unit="mma", side="left", stages=3)
 SPLIT = replace(ONE, split_k=4)
-DENSE = {"m": (129, 2**20), "n": 250, "format": named("uint4_g64_m")}
+DENSE = {"m": (129, 2**31 - 1), "n": 250, "format": named("uint4_g64_m")}
 QUESTIONS: dict[str, tuple[str, dict[str, object], Schedule | None]] = {
     "gemv": ("gemv", {}, None),
     "gemm": ("gemm", GEMM | {"bias": True}, ONE),
@@ -175,12 +177,37 @@ def test_a_schedule_without_a_printer_is_an_error() -> None:
         ({"warps": 2, "block_n": 16}, "gives each of 2 warps 16 outputs"),
         ({"warps": 8}, "gives each of 8 warps 16 outputs"),
         ({"block_k": 256}, "steps by 16 words"),
-        ({"side": "right"}, "take side=left"),
+        ({"side": "right"}, "template=gemm is made for unit=mma side=left, not for unit=mma side=right: take that, or another"),
     ],
 )
 def test_tiles_that_gemm_cannot_print_are_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(TemplateError, match=message):
         rendered(asked(m=(17, 32), format=named("int4_row")), replace(ONE, **change))
+
+
+@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64", "uint4_g50_z"])
+@pytest.mark.parametrize("m", [(1, 1), (2, 16), (17, 32), (129, 200)], ids=str)
+@pytest.mark.parametrize("template", ["gemv", "gemm", "dequant"])
+def test_a_template_prints_what_it_is_made_for_and_refuses_the_rest(template: str, m: tuple[int, int], form: str) -> None:
+    """Every unit and side with every template: a kernel or a `W4Error`, never another exception."""
+    problem, kernels = asked(m=m, format=named(form)), 0
+    picked = pick(lower(problem), PORTABLE)
+    for unit, side, scale_at in itertools.product(("lanes", "mma", "vendor"), ("left", "right"), ("weight", "accumulator")):
+        convert_at = "global" if unit == "vendor" else "register"
+        for change in ({}, {"block_m": 16, "block_n": 64, "block_k": 128}):
+            changed = {"unit": unit, "side": side, "scale_at": scale_at, "zero_at": "weight", "convert_at": convert_at}
+            try:
+                made(lower(problem), replace(picked, template=template, **changed, **change), PORTABLE)
+            except W4Error:
+                continue
+            kernels += 1
+            assert (unit, side) in PRINTERS[template].UNITS
+    assert kernels or template != picked.template
+
+
+def test_codes_that_are_looked_up_do_not_come_in_pairs() -> None:
+    with pytest.raises(TemplateError, match="nf4_g64 is looked up: only codes that are or-ed with an exponent come in pairs"):
+        rendered(asked(m=(17, 32), format=named("nf4_g64")), replace(ONE, scale_at="weight"))
 
 
 @pytest.mark.parametrize("run", [1, 4, 8])
@@ -322,7 +349,7 @@ def every_kernel(template: str) -> dict[str, Kernel]:
         return {"nothing": rendered(asked(), base), **changed}
     m, base, changes = {
         "gemm": ((17, 32), SPLIT, GEMM_CHANGES),
-        "dequant": ((129, 2**20), pick(lower(asked(m=(129, 2**20))), PORTABLE), DENSE_CHANGES),
+        "dequant": ((129, 2**31 - 1), pick(lower(asked(m=(129, 2**31 - 1))), PORTABLE), DENSE_CHANGES),
     }[template]
     changed = {what: rendered(asked(**{"m": m, **p}), replace(base, **s)) for what, (p, s) in changes.items()}
     return {"nothing": rendered(asked(m=m), base), **changed}
@@ -416,7 +443,7 @@ DENSE_NODES: dict[str, tuple[str, object, object]] = {
 
 @pytest.mark.parametrize("what", DENSE_NODES)
 def test_changing_any_one_node_of_a_dequantization_changes_the_text_or_is_refused(what: str) -> None:
-    problem = asked(m=(129, 2**20))
+    problem = asked(m=(129, 2**31 - 1))
     change_one(problem, pick(lower(problem), PORTABLE), *DENSE_NODES[what])
 
 
@@ -528,7 +555,7 @@ def test_a_carried_sum_is_noticed(line: str) -> None:
 PIECES = {
     ("gemv", (1, 1)): [("gemv", (("n", 1),))],
     ("gemm", (17, 32)): [("gemm", (("m", 32), ("n", 64), ("part", 1))), ("add_parts", (("y", 1024),))],
-    ("dequant", (129, 2**20)): [("dequant", (("k", 512), ("n", 4)))],
+    ("dequant", (129, 2**31 - 1)): [("dequant", (("k", 512), ("n", 4)))],
 }
 
 
@@ -554,15 +581,26 @@ def test_programs_cover_every_row_and_output() -> None:
     for m in (65, 127, 128):
         assert kernel.programs(gemm, m) == (-(-m // kernel.schedule.block_m), 4, kernel.schedule.split_k)
         assert kernel.programs(add, m) == (-(-m * 250 // 1024), 1, 1)
-    (dense,) = rendered(asked(m=(129, 2**20), n=250)).pieces
-    assert rendered(asked(m=(129, 2**20), n=250)).programs(dense, 4096) == (3, 63, 1)
+    (dense,) = rendered(asked(m=(129, 2**31 - 1), n=250)).pieces
+    assert rendered(asked(m=(129, 2**31 - 1), n=250)).programs(dense, 4096) == (3, 63, 1)
+
+
+@pytest.mark.parametrize(("n", "wide"), [(2**18 - 1, False), (2**18, True)])
+def test_a_dense_weight_beyond_32_bits_is_addressed_with_64(n: int, wide: bool) -> None:
+    assert ("n = n.to(tl.int64)" in rendered(asked(m=(129, 200), n=n, k=2**13)).source) == wide
+
+
+@pytest.mark.parametrize("m", [(1, 1), (2, 16), (17, 32)], ids=str)
+def test_what_32_bits_do_not_reach_is_refused_by_other_templates(m: tuple[int, int]) -> None:
+    with pytest.raises(TemplateError, match=r"codes\.stored has more elements than indices of 32 bits reach: take unit=vendor"):
+        rendered(asked(m=m, n=2**20, k=2**14))
 
 
 @pytest.mark.parametrize("m", BUCKETS, ids=str)
 @pytest.mark.parametrize("name", ["int4_g128", "nf4_g64"])
 def test_a_large_vocabulary_fits_the_grid(name: str, m: tuple[int, int]) -> None:
     """CUDA takes 2**31 - 1 programs along the first axis of a grid and 65 535 along the others."""
-    kernel = rendered(asked(m=m, n=262208, k=5376, format=named(name)))
+    kernel = compile(asked(m=m, n=262208, k=5376, format=named(name)), PORTABLE)  # verified too
     for piece in kernel.pieces:
         first, *others = kernel.programs(piece, m[0])
         assert first < 2**31

@@ -101,9 +101,12 @@ def _changed(array: np.ndarray, place: tuple[int, int], by: int) -> np.ndarray:
     return made
 
 
-@pytest.mark.parametrize(("fault", "x"), [*((fault, F16) for fault in FAULTS), ("a zero of one group", BF16)], ids=str)
-@pytest.mark.parametrize("m", [1, 5, 130])
-def test_a_fault_is_above_the_limit(m: int, fault: str, x: DType) -> None:
+@pytest.mark.parametrize(
+    ("fault", "m", "x"),
+    [*((fault, m, F16) for fault in FAULTS for m in (1, 5, 130)), *(("a zero of one group", m, BF16) for m in (5, 130))],
+    ids=str,
+)
+def test_a_fault_is_above_the_limit(fault: str, m: int, x: DType) -> None:
     """Of 64 outputs from 512 inputs; weights are rounded for 130 rows."""
     problem = replace(scheduled("uint4_g128_z", m, x).problem, m=(m, m))
     case, program = weights.case(problem, oracle.UINT4), lower(problem)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from w4gen.errors import ArchError, ScheduleError
 from w4gen.formats import named
-from w4gen.ir.layout import rows
+from w4gen.ir.layout import Layout, rows
 from w4gen.ir.lower import lower
 from w4gen.ir.problem import Problem
 from w4gen.ir.program import Builder, rewrite
@@ -115,8 +115,8 @@ def test_a_device_takes_its_arch_or_an_older_one_of_its_family(capability: tuple
     ("m", "expected"),
     [
         *((1, (1, 1)), (2, (2, 16)), (16, (2, 16)), (17, (17, 32)), (32, (17, 32)), (33, (33, 64)), (64, (33, 64))),
-        *((65, (65, 128)), (128, (65, 128)), (129, (129, 2**20)), (4096, (129, 2**20)), (2**20, (129, 2**20))),
-        (2**20 + 1, (2**20 + 1, 2**20 + 1)),
+        *((65, (65, 128)), (128, (65, 128)), (129, (129, 2**31 - 1)), (4096, (129, 2**31 - 1)), (2**20, (129, 2**31 - 1))),
+        (2**31, (2**31, 2**31)),
     ],
 )
 def test_bucket_edges(m: int, expected: tuple[int, int]) -> None:
@@ -184,7 +184,7 @@ def test_wide_codes_in_bf16_are_not_for_gemm() -> None:
     assert pick(lower(problem), SM_80).template == "dequant"
 
 
-@pytest.mark.parametrize("m", [(1, 1), (2, 16), (17, 32), (65, 128), (129, 2**20)], ids=str)
+@pytest.mark.parametrize("m", [(1, 1), (2, 16), (17, 32), (65, 128), (129, 2**31 - 1)], ids=str)
 @pytest.mark.parametrize("name", ["int4_g128", "nf4_g64"])
 def test_fragments_are_dequantized_for_any_m(name: str, m: tuple[int, int]) -> None:
     layout = fragment_order(named(name), SM_80.fragment, 64, 1024)
@@ -210,6 +210,8 @@ def scheduled(schedule: Schedule, n: int = 64, k: int = 1024, **problem: object)
 
 ROWS = {"m": (2, 16)}
 FRAGMENTS = fragment_order(named("int4_g128"), M16K16, 64, 1024)
+REORDERED = Layout.parse("n2@131072,n32@4096,k128@32,k8@4;4/32")
+THREE = Layout.parse("n8@96,k3@32,k8@4;4/32")
 
 
 @pytest.mark.parametrize(
@@ -224,8 +226,10 @@ FRAGMENTS = fragment_order(named("int4_g128"), M16K16, 64, 1024)
         ({"convert_at": "global"}, {}, "convert_at=global with unit=lanes: weights are decoded to registers"),
         ({"convert_at": "shared", "unit": "mma"}, ROWS, "convert_at=shared with unit=mma: weights are decoded to registers"),
         ({"unit": "vendor", "scale_at": "weight"}, {}, "convert_at=register with unit=vendor"),
-        ({}, {"layout": FRAGMENTS}, "interleaves rows: only the dequant schedule (unit=vendor) reads it"),
-        ({"unit": "mma", "side": "left"}, ROWS | {"layout": FRAGMENTS}, "interleaves rows"),
+        ({}, {"layout": FRAGMENTS}, "interleaves or reorders rows: only the dequant schedule (unit=vendor) reads it"),
+        ({"unit": "mma", "side": "left"}, ROWS | {"layout": FRAGMENTS}, "interleaves or reorders rows"),
+        ({"unit": "mma"}, ROWS | {"layout": REORDERED}, "interleaves or reorders rows"),
+        ({}, {"n": 8, "k": 24, "layout": THREE}, "rows of layout n8@96,k3@32,k8@4;4/32 have 3: take unit=vendor"),
         ({}, ROWS, "unit=lanes multiplies one row of x, not 16: take unit=mma or vendor"),
         ({"unit": "mma"}, {}, "unit=mma multiplies several rows of x, not one: take unit=lanes or vendor"),
         ({"side": "left"}, {}, "side=left with unit=lanes: only a matrix instruction has sides"),
@@ -239,6 +243,29 @@ def test_choices_that_do_not_fit_the_problem_are_refused(schedule: dict, problem
     with pytest.raises(ScheduleError) as caught:
         scheduled(Schedule(template="gemv", **schedule), **problem)
     assert message in str(caught.value)
+
+
+ONE = "n64@32,k8@4;4/32"
+
+
+@pytest.mark.parametrize(
+    ("layout", "k", "m", "template"),
+    [
+        (ONE, 8, (1, 1), "dequant"),
+        (ONE, 8, (2, 16), "gemv"),
+        (ONE, 8, (17, 32), "dequant"),
+        ("n64@96,k3@32,k8@4;4/32", 24, (1, 1), "dequant"),
+        ("n64@160,k8@4,k5@32;4/32", 40, (1, 1), "dequant"),
+        ("n64@128,k8@4,k4@32;4/32", 32, (1, 1), "gemv"),
+        ("n2@4096,n32@128,k8@4,k4@32;4/32", 32, (1, 1), "dequant"),
+        ("n2@4096,n32@128,k8@4,k4@32;4/32", 32, (2, 16), "dequant"),
+    ],
+)
+def test_the_rules_answer_for_rows_of_any_number_of_words(layout: str, k: int, m: tuple[int, int], template: str) -> None:
+    """One word a row, three, five; rows in another order. What no template of rows reads is dequantized."""
+    problem = Problem(m=m, n=64, k=k, format=named("int4_g128"), layout=Layout.parse(layout))
+    assert pick(lower(problem), SM_80).template == template
+    assert apply(lower(problem), pick(lower(problem), SM_80), SM_80)
 
 
 @pytest.mark.parametrize("packed", [(8, 1024, 4), (64, 512, 4), (64, 1024, 2)])
@@ -295,7 +322,7 @@ def test_zeros_are_moved_once_too(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["int4_g128", "nf4_g64"])
-@pytest.mark.parametrize(("bucketed", "rows"), [((2, 16), 3), ((33, 64), 40), ((129, 2**20), 500)], ids=str)
+@pytest.mark.parametrize(("bucketed", "rows"), [((2, 16), 3), ((33, 64), 40), ((129, 2**31 - 1), 500)], ids=str)
 def test_a_call_moves_the_rows_that_it_has(name: str, bucketed: tuple[int, int], rows: int) -> None:
     """Not the bucket's, nor what lives between the functions of a kernel: a floor is what no kernel can do without."""
     program = lower(Problem(m=bucketed, n=64, k=1024, format=named(name)))

@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from itertools import dropwhile, takewhile
+from math import prod
 from typing import Any
 
 from w4gen.codegen import tl, walk
 from w4gen.codegen.index import suffixed
 from w4gen.errors import TemplateError
 from w4gen.ir.program import Program
-from w4gen.ir.tile import Convert, Dot, Field, Reduce, Slice
+from w4gen.ir.tile import Convert, Dot, Field, Reduce, Slice, Space
 from w4gen.ir.types import F32
 from w4gen.schedule.rewrite import GROUPED
 from w4gen.schedule.schedule import IN_PROGRAM, Schedule
@@ -32,13 +33,17 @@ class Choices:
 class Printer:
     """What a template can call. Every call prints the nodes on one operand's path and enters them in the ledger."""
 
-    SIDE = "right"
+    UNITS: tuple[tuple[str, str], ...] = (("lanes", "right"), ("mma", "right"))
+    """What multiplies in a program that the template is made for, and the side of w."""
+    WIDE = False
+    """Whether the template can take indices of 64 bits."""
     WALKS: Mapping[str, type[walk.Walk]] = {}
 
     def __init__(self, program: Program, schedule: Schedule) -> None:
         self.program, self.schedule = program, Choices(schedule)
         self.ledger: Counter[str] = Counter()
         self.written = 0
+        self.agreed_unit()
         user = "part" if "part" in program.graph else "w.dense"
         roles = {"w": "w", "x": "x"} if user == "part" else {"w": "of"}
         self.chains = {operand: tl.chain(program, program.operands(user)[role]) for operand, role in roles.items()}
@@ -60,22 +65,33 @@ class Printer:
                     raise TemplateError(f"{name} takes {block.size} along {block.axis}, the tiles before it {blocks[block.axis]}")
         return blocks
 
-    def side(self) -> str:
-        """The side of the Dot that w is on; "" without one of ours."""
-        op = self.program.op("part") if "part" in self.program.graph else None
-        return op.side if isinstance(op, Dot) else ""
+    def agreed_unit(self) -> None:
+        """Refuse a program that multiplies in another way than the template."""
+        dots = [(op.unit, op.side) for op in map(self.program.op, self.program.of(Dot)) if isinstance(op, Dot)]
+        if len(dots) != 1 or dots[0] not in self.UNITS:
+            ways, has = (" or ".join(f"unit={unit} side={side}" for unit, side in each) for each in (self.UNITS, dots))
+            raise TemplateError(
+                f"template={self.schedule.template} is made for {ways}, not for {has}: take that, or another template"
+            )
+
+    @property
+    def wide(self) -> list[str]:
+        """What a weight has in memory that indices of 32 bits do not reach: 2**31 elements or more."""
+        program, own = self.program, {name for names in self.program.ours for name in names} - {self.out}
+        tiles = {name: program.tile(name) for name in (*program.kept, *own) if program.tile(name).space is Space.GLOBAL}
+        return [name for name, tile in tiles.items() if prod(tile.shape) >= 2**31]
 
     def calls(self) -> dict[str, Any]:
+        if self.wide and not self.WIDE:
+            raise TemplateError(f"{self.wide[0]} has more elements than indices of 32 bits reach: take unit=vendor")
         names = ("constants", "magic", "load", "decode", "zeros", "dot", "scale", "reduce", "store")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in names} | {"wide": bool(self.wide)}
 
     def constants(self) -> str:
         """Sizes of the problem and of its tiles, as constants."""
         program, w, blocks = self.program, self.program.tile("w.tile").sizes, self.blocks
-        if self.side() != self.SIDE:
-            raise TemplateError(f"this template takes w as the {self.SIDE} operand: take side={self.SIDE}")
         walked = "lane" if "lane" in blocks else "word"
-        if self.SIDE == "right" and blocks["m"] < program.problem.m[1]:
+        if ("mma", "left") not in self.UNITS and blocks["m"] < program.problem.m[1]:
             raise TemplateError(f"one program computes all rows of x: block_m={blocks['m']} is below {program.problem.m[1]}")
         codes = program.tile("w.codes").sizes["code"] * self.spans
         steps = -(-program.tile(program.source("w.tile")).sizes[walked] // blocks[walked])
@@ -190,6 +206,9 @@ class Printer:
 class DensePrinter(Printer):
     """Printer of the kernel that dequantizes: blocks of n and k, whatever the layout."""
 
+    UNITS = (("vendor", "right"),)
+    WIDE = True
+
     def constants(self) -> str:
         """Sizes of the weight and of its blocks, as constants."""
         dense = self.program.tile("w.dense").sizes
@@ -217,7 +236,7 @@ class GemmPrinter(Printer):
     v): lane 4g + t, the registers r and the neighbouring words v of a lane.
     """
 
-    SIDE = "left"
+    UNITS = (("mma", "left"),)
     WALKS: Mapping[str, type[walk.Walk]] = {"w": walk.Gathered, "x": walk.Natural}
     """w in the order of the instruction; x with its k in natural order, as 16 words hold it."""
 

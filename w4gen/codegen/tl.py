@@ -105,7 +105,11 @@ def pairs(program: Program, name: str) -> list[str]:
 def paired(program: Program) -> tuple[str, str]:
     """The exponent bits of a pair of values, and their type."""
     how = _decoding(program)
-    bits = next(op.bits for op in how.value if isinstance(op, d.Or))
+    bits = next((op.bits for op in how.value if isinstance(op, d.Or)), None)
+    if bits is None:
+        raise TemplateError(
+            f"{program.problem.format.label} is looked up: only codes that are or-ed with an exponent come in pairs"
+        )
     return f"0x{bits << 16 | bits:08X}", TYPES[how.dtype.name]
 
 

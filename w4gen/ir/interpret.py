@@ -92,12 +92,11 @@ class _Run:
             at = dict(zip(tile.axes, place, strict=True))
             operands = {role: self.value(source, at) for role, source in self.program.operands(name).items()}
             block = operands["acc" if "acc" in operands else "of"].astype(np.float64)
-            block = block + (operands["bias"].astype(np.float64) if "bias" in operands else 0)
             order = [self.program.tile(self.program.source(name)).axes.index(axis) for axis in tile.axes]
-            block = block.transpose(order)
-            corner = [turn * size for turn, size in zip(place, block.shape, strict=True)]
+            corner = [turn * block.shape[axis] for turn, axis in zip(place, order, strict=True)]
             if any(c >= end for c, end in zip(corner, whole.shape, strict=True)):
                 continue  # rows of the layout that are all padding
+            block = (block + operands["bias"].astype(np.float64) if "bias" in operands else block).transpose(order)
             window = tuple(slice(c, min(c + s, end)) for c, s, end in zip(corner, block.shape, whole.shape, strict=True))
             whole[window] = block[tuple(slice(0, w.stop - w.start) for w in window)]
         return whole

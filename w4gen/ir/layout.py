@@ -124,9 +124,14 @@ class Layout:
         return start
 
     def row_units(self) -> int | None:
-        """Units in one row where the units of a row are neighbours, else None."""
+        """Units in one row where the units of a row are neighbours and the rows follow each other, else None."""
         units = math.prod(d.size for d in self.digits if d.axis == "k" and d.stride >= self.unit)
-        return None if any(d.axis == "n" and d.size > 1 and d.stride < units * self.unit for d in self.digits) else units
+        after = units * self.unit
+        for digit in (d for d in self.digits if d.axis == "n" and d.size > 1):
+            if digit.stride != after:
+                return None
+            after *= digit.size
+        return units
 
     def __str__(self) -> str:
         return f"{','.join(map(str, self.digits))};{self.bits}/{self.unit}"

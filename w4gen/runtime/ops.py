@@ -21,7 +21,7 @@ from w4gen.pipeline import compile
 from w4gen.runtime import dtypes
 from w4gen.runtime.launch import Launch, aligned, arch_of, launcher
 from w4gen.runtime.weight import Weight, dequantize
-from w4gen.schedule.rules import BUCKETS, bucket, layout_for
+from w4gen.schedule.rules import bucket, layout_for
 from w4gen.toolchain import interpreted
 
 log = logging.getLogger("w4gen")
@@ -112,12 +112,9 @@ torch.library.register_autograd("w4gen::linear", backward, setup_context=remembe
 
 def _launch(key: Key, device: torch.device) -> Launch | None:
     _, x_dtype, m, n, k, format, layout, bias = key
-    why = ""
-    if m not in BUCKETS:
-        why = f"M={m[0]} is above {BUCKETS[-1][1]}"
-    elif x_dtype == torch.float32:
+    if x_dtype == torch.float32:
         why = "x is float32; kernels take float16 and bfloat16"
-    if not why:
+    else:
         x = dtypes.OURS[x_dtype]
         problem = Problem(m=m, n=n, k=k, format=_format(format), layout=_layout(layout), x=x, y=x, bias=bias)
         try:

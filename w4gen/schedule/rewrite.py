@@ -276,8 +276,8 @@ def spans(layout: Layout, group: int, words: int) -> int | None:
     """The fewest stretches of a word's codes in which `words` neighbours always share one scale; None where none do."""
     count = layout.size("k") // layout.per_unit
     word, code = np.arange(ceil_to(count, words))[:, None], np.arange(layout.per_unit)[None, :]
-    groups = np.minimum(layout.index("k", word, code), layout.size("k") - 1) // group
-    groups = groups.reshape(-1, words, layout.per_unit)
+    places = np.broadcast_to(layout.index("k", word, code), (len(word), layout.per_unit))  # a row of one word has no word digit
+    groups = (np.minimum(places, layout.size("k") - 1) // group).reshape(-1, words, layout.per_unit)
     for power in range(layout.per_unit.bit_length()):
         pieces = 1 << power
         stretch = groups.reshape(groups.shape[0], words, pieces, -1)

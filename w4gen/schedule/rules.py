@@ -14,7 +14,7 @@ from w4gen.schedule import rewrite
 from w4gen.schedule.arch import Arch, Fragment
 from w4gen.schedule.schedule import Schedule
 
-BUCKETS = ((1, 1), (2, 16), (17, 32), (33, 64), (65, 128), (129, 2**20))
+BUCKETS = ((1, 1), (2, 16), (17, 32), (33, 64), (65, 128), (129, 2**31 - 1))
 """Ranges of M that share one kernel."""
 
 WASTE = 0.05
@@ -22,7 +22,7 @@ WASTE = 0.05
 
 
 def bucket(m: int) -> tuple[int, int]:
-    """The range of M that `m` falls in; (m, m) above the last bucket."""
+    """The range of M that `m` falls in; (m, m) outside all of them."""
     return next((each for each in BUCKETS if each[0] <= m <= each[1]), (m, m))
 
 
@@ -62,8 +62,8 @@ def pick(program: Program, arch: Arch) -> Schedule:
     """The schedule that the rules give."""
     problem = program.problem
     layout = problem.layout or layout_for(problem.format, arch, problem.n, problem.k)
-    low, high = problem.m
-    if layout.row_units() is None or (arch.fragment is None and low > 1) or low > FUSED:
+    (low, high), words = problem.m, layout.row_units()
+    if words is None or (high == 1 and words % QUAD) or (arch.fragment is None and low > 1) or low > FUSED:
         return _dense(problem)
     if low > 1 and _gemm_reads(problem, layout):
         return _gemm(problem, arch)
@@ -81,8 +81,9 @@ FUSED = 128
 
 def _dense(problem: Problem) -> Schedule:
     """Dequantize the whole weight, then the vendor's matmul: any layout and format, and the choice for large M."""
-    block_n = 4 if problem.n <= 4 * 65535 else 64  # a grid has no more programs along its second axis
-    return Schedule(template="dequant", block_n=block_n, block_k=512, unit="vendor", scale_at="weight", convert_at="global")
+    block_n = max(4, 1 << (-(-problem.n // 65535) - 1).bit_length())  # a grid has no more programs along its second axis
+    block_k = 2048 // block_n
+    return Schedule(template="dequant", block_n=block_n, block_k=block_k, unit="vendor", scale_at="weight", convert_at="global")
 
 
 def _gemm_reads(problem: Problem, layout: Layout) -> bool:
@@ -102,12 +103,13 @@ def _gemm(problem: Problem, arch: Arch) -> Schedule:
     """More than one row: w decoded in registers as the left operand, k shared out until the programs fill the GPU.
 
     Seen near the best of some hundred settings on an H200 (five shapes, M = 16 … 128). Larger tiles only where wgmma takes
-    them, the layer is large, and a step has one scale; elsewhere they spill.
+    them, the layer is large, and a step has one scale; elsewhere they spill. So do many rows of x with the long steps of narrow
+    codes.
     """
     n, block_k = problem.n, 16 * 32 // problem.format.bits
     one_scale = (problem.format.groups(problem.k) == 1) or problem.format.group % block_k == 0
-    large = "wgmma" in arch.features and n * problem.k > 2**26 and one_scale
-    block_m = min(128 if large else 64, max(16, 1 << (problem.m[1] - 1).bit_length()))
+    large = "wgmma" in arch.features and n * problem.k > 2**26 and one_scale and block_k <= 256
+    block_m = min((128 if large else 64) * 128 // max(128, block_k), max(16, 1 << (problem.m[1] - 1).bit_length()))
     wide = large and block_m >= 64
     columns, steps = -(-n // (128 if wide else 64)), -(-problem.k // block_k)
     room = (4 if block_m <= 32 else 2) * arch.sms
@@ -118,7 +120,7 @@ def _gemm(problem: Problem, arch: Arch) -> Schedule:
     chosen = replace(chosen, stages=3 if one_scale else 2, vector=2 if "wgmma" in arch.features else 4)
     if not wide:
         return chosen
-    if block_m == 128:
+    if block_m == 128 or block_k > 128:
         return replace(chosen, block_n=128, warps=8)
     return replace(chosen, block_n=128, warps=8, maxnreg=128, stages=3 if split > 1 else 2)
 
@@ -181,7 +183,11 @@ def apply(program: Program, schedule: Schedule, arch: Arch) -> Program:
     if schedule.unit == "vendor":
         return rewrite.tile(rewrite.dequantize(program), schedule.block_n, k=schedule.block_k)
     if layout.row_units() is None:
-        raise ScheduleError(f"layout {layout} interleaves rows: only the dequant schedule (unit=vendor) reads it")
+        raise ScheduleError(f"layout {layout} interleaves or reorders rows: only the dequant schedule (unit=vendor) reads it")
+    if lanes and layout.row_units() % QUAD:
+        raise ScheduleError(
+            f"unit=lanes loads {QUAD} words at a time; rows of layout {layout} have {layout.row_units()}: take unit=vendor"
+        )
     granule = layout.per_unit * (QUAD if lanes else 1)
     if schedule.block_k % granule:
         raise ScheduleError(f"block_k={schedule.block_k} is not a multiple of {granule}, the codes that a load brings: use one")
