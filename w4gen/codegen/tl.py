@@ -87,7 +87,9 @@ def pairs(program: Program, name: str) -> list[str]:
     """The lines that decode pairs of codes of `w_tile` into `name`, the left operand of a matrix instruction."""
     how, form, value = _decoding(program), program.problem.format, variable(name)
     if how != d.decode(form, how.dtype, how.per_unit, in_place=False) or how.dtype.bits != 16:
-        raise TemplateError(f"{name}: pairs are decoded in 16 bits, every code shifted down to bit 0, not as {how}")
+        raise TemplateError(
+            f"{name}: pairs are decoded in 16 bits, every code at bit 0, not in {how.dtype}: take scale_at=accumulator"
+        )
     mask, times, plus = 2**form.bits - 1, form.step, next(op.plus.value(0) for op in how.value if isinstance(op, d.Fma))
     scaled = "" if times == 1 else f" * {times!r}"
     return [

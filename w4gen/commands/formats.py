@@ -24,7 +24,8 @@ SIZE = 4096
 """N and K of the layer that the figures are worked out for: a codebook then weighs next to nothing."""
 
 HINT = """bits a weight: scales and zeros included · ops: word operations that decode one weight, x being f16 or bf16 (one token)
-Suffixes change a family: _g64 (group), _row (one scale a row), _f16 _bf16 _f32 (scale). Or --format FILE.py:NAME."""
+Suffixes change a family: _g64 (group), _row (one scale a row), _z _zf _m (zeros: whole, any, or subtracted after scaling),
+_f16 _bf16 _f32 (scale and zero). Or --format FILE.py:NAME, a format of your own."""
 
 
 @click.command()

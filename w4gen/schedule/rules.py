@@ -69,10 +69,15 @@ def pick(program: Program, arch: Arch) -> Schedule:
         return _gemm(problem, arch)
     if high > 16:
         return _dense(problem)
-    chosen = _lanes(problem, layout, arch) if high == 1 else _mma(problem, layout)
-    if rewrite.spans(layout, rewrite.padded_group(problem, layout), _words(chosen, layout)) is None:
-        return replace(chosen, scale_at="weight", zero_at="weight")
-    return chosen
+    return _gemv(problem, layout, arch, lanes=high == 1)
+
+
+def ways(program: Program, arch: Arch) -> tuple[Schedule, ...]:
+    """What `pick` chooses among: a schedule for each way through a template, whether it is legal for the problem or not."""
+    problem = program.problem
+    layout = problem.layout or layout_for(problem.format, arch, problem.n, problem.k)
+    gemvs = (_gemv(problem, layout, arch, lanes) for lanes in (True, False) if layout.row_units() is not None)
+    return (*gemvs, _gemm(problem, arch), _dense(problem))
 
 
 FUSED = 128
@@ -123,6 +128,14 @@ def _gemm(problem: Problem, arch: Arch) -> Schedule:
     if block_m == 128 or block_k > 128:
         return replace(chosen, block_n=128, warps=8)
     return replace(chosen, block_n=128, warps=8, maxnreg=128, stages=3 if split > 1 else 2)
+
+
+def _gemv(problem: Problem, layout: Layout, arch: Arch, lanes: bool) -> Schedule:
+    """Up to 16 rows; each weight is scaled where sums would mix scales."""
+    chosen = _lanes(problem, layout, arch) if lanes else _mma(problem, layout)
+    if rewrite.spans(layout, rewrite.padded_group(problem, layout), _words(chosen, layout)) is None:
+        return replace(chosen, scale_at="weight", zero_at="weight")
+    return chosen
 
 
 def _lanes(problem: Problem, layout: Layout, arch: Arch) -> Schedule:
@@ -182,12 +195,11 @@ def apply(program: Program, schedule: Schedule, arch: Arch) -> Program:
     program = rewrite.convert(rewrite.pack(program, layout), how, F32 if lanes else problem.x)
     if schedule.unit == "vendor":
         return rewrite.tile(rewrite.dequantize(program), schedule.block_n, k=schedule.block_k)
-    if layout.row_units() is None:
+    words = layout.row_units()
+    if words is None:
         raise ScheduleError(f"layout {layout} interleaves or reorders rows: only the dequant schedule (unit=vendor) reads it")
-    if lanes and layout.row_units() % QUAD:
-        raise ScheduleError(
-            f"unit=lanes loads {QUAD} words at a time; rows of layout {layout} have {layout.row_units()}: take unit=vendor"
-        )
+    if lanes and words % QUAD:
+        raise ScheduleError(f"unit=lanes loads {QUAD} words at a time; rows of layout {layout} have {words}: take unit=vendor")
     granule = layout.per_unit * (QUAD if lanes else 1)
     if schedule.block_k % granule:
         raise ScheduleError(f"block_k={schedule.block_k} is not a multiple of {granule}, the codes that a load brings: use one")
@@ -207,9 +219,10 @@ def apply(program: Program, schedule: Schedule, arch: Arch) -> Program:
 
 def _agree(problem: Problem, schedule: Schedule) -> None:
     """Refuse choices that contradict each other or the number of rows."""
-    unit, rows = schedule.unit, problem.m[1]
+    unit, (low, rows) = schedule.unit, problem.m
     refusals = (
-        (unit == "lanes" and rows > 1, f"unit=lanes multiplies one row of x, not {rows}: take unit=mma or vendor"),
+        (unit == "lanes" and rows > 1, f"unit=lanes multiplies one row of x, not {low}…{rows}: take unit=mma or vendor"),
+        (unit == "vendor" and schedule.scale_at != "weight", "unit=vendor multiplies scaled weights: take scale_at=weight"),
         (unit == "mma" and rows == 1, "unit=mma multiplies several rows of x, not one: take unit=lanes or vendor"),
         (unit != "mma" and schedule.side == "left", f"side=left with unit={unit}: only a matrix instruction has sides"),
         (unit != "mma" and schedule.split_k > 1, f"split_k={schedule.split_k} with unit={unit}: only mma programs share k"),
