@@ -165,7 +165,8 @@ def step_of(codes, scale_ptr, zero_ptr, first, lane, worker, turn: gl.constexpr)
 @gluon.jit
 def values_of(word, full):
     """The values of a word's codes in pairs of neighbouring k."""
-    return gl.inline_asm_elementwise(DECODE, "=&r,=&r,=&r,=&r,r,r", [word, full], dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1)
+    kinds: gl.constexpr = (gl.int32, gl.int32, gl.int32, gl.int32)
+    return gl.inline_asm_elementwise(DECODE, "=&r,=&r,=&r,=&r,r,r", [word, full], dtype=kinds, is_pure=True, pack=1)
 
 
 @gluon.jit
@@ -176,7 +177,7 @@ def fragments_of(words, zeros, full):
     v1 = values_of(w[1], full)
     v2 = values_of(w[2], full)
     v3 = values_of(w[3], full)
-    return (v0, v1, v2, v3,)
+    return v0, v1, v2, v3
 
 
 @gluon.jit

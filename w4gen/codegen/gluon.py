@@ -144,8 +144,10 @@ class GluonPrinter(Printer):
         outputs, kinds = ",".join(["=&r"] * self.pairs), ", ".join(["gl.int32"] * self.pairs)
         operands = ", ".join(["word", *self.extra])
         inputs = ",".join("r" for _ in operands.split())
-        call = f'DECODE, "{outputs},{inputs}", [{operands}], dtype=({kinds}), is_pure=True, pack=1'
-        return f"return gl.inline_asm_elementwise({call})"
+        return (
+            f"kinds: gl.constexpr = ({kinds})\n"
+            f'return gl.inline_asm_elementwise(DECODE, "{outputs},{inputs}", [{operands}], dtype=kinds, is_pure=True, pack=1)'
+        )
 
     @property
     def extra(self) -> list[str]:
@@ -167,7 +169,7 @@ class GluonPrinter(Printer):
             each = [f"v{word}[{at}:{at + 4}]" if self.pairs > 4 else f"v{word}" for word in range(4) for at in starts]
         else:
             each = [f"{decoded[word]} + {decoded[word + 1]}" for word in (0, 2)]
-        return "\n".join([*lines, f"return ({', '.join(each)},)"])
+        return "\n".join([*lines, f"return {', '.join(each)}"])
 
     def settle(self, template: str) -> None:
         """The ledger; and the nodes whose lines are the same in every kernel must be just those."""

@@ -90,9 +90,10 @@ FAST = ("gemv_mma", "gemv_half")
 
 def _agree(problem: Problem, schedule: Schedule) -> None:
     """Refuse choices that contradict each other or the number of rows."""
-    unit, rows = schedule.unit, problem.m[1]
+    unit, (low, rows) = schedule.unit, problem.m
     refusals = (
-        (unit in ("lanes", "halves") and rows > 1, f"unit={unit} multiplies one row of x, not {rows}: take unit=mma or vendor"),
+        (unit in ("lanes", "halves") and rows > 1, f"unit={unit} multiplies one row of x, not {low}…{rows}: take unit=mma"),
+        (unit == "vendor" and schedule.scale_at != "weight", "unit=vendor multiplies scaled weights: take scale_at=weight"),
         (
             unit == "mma" and rows == 1 and schedule.side == "right",
             "unit=mma multiplies several rows of x, not one: take unit=lanes or vendor",

@@ -35,9 +35,23 @@ def pick(program: Program, arch: Arch) -> Schedule:
         return _fast(problem, layout, arch) or _gemm(problem, layout, arch)
     if high > 16 or (high == 1 and (layout.narrowest.row_units() or 0) % QUAD):
         return _dense(problem, layout)
-    chosen = _lanes(problem, layout, arch) if high == 1 else _mma(problem, layout)
+    return _gemv(problem, layout, arch)
+
+
+def ways(program: Program, arch: Arch) -> tuple[Schedule, ...]:
+    """What `pick` chooses among: a schedule for each way through a template, whether it is legal for the problem or not."""
+    problem = program.problem
+    layout = problem.layout or layout_for(problem.format, arch, problem.n, problem.k)
+    if layout.narrowest.row_units() is not None:
+        return _gemv(problem, layout, arch), _dense(problem, layout)
+    fast = _fast(problem, layout, arch)
+    return *([fast] if fast else []), _gemm(problem, layout, arch), _dense(problem, layout)
+
+
+def _gemv(problem: Problem, layout: Layout, arch: Arch) -> Schedule:
+    """Codes in rows; each weight is scaled where sums would mix scales, or hold values beyond the range of x's type."""
+    chosen = _lanes(problem, layout, arch) if problem.m[1] == 1 else _mma(problem, layout)
     mixed = spans(layout.narrowest, rewrite.padded_group(problem, layout), words_summed(chosen, layout)) is None
-    # unscaled values beyond the range of x's type
     if mixed or (chosen.unit == "mma" and problem.format.minifloat is not None and not fits(problem.format, problem.x)):
         return replace(chosen, scale_at="weight", zero_at="weight")
     return chosen
