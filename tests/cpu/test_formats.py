@@ -71,8 +71,8 @@ def test_kernels_of_trees_give_the_truth(name: str, m: int, kind: torch.dtype) -
 @pytest.mark.parametrize("form", ["int4_g32_e8m0", "int2_g16_e4m3", "int4(origin=-8,group=32,scale=u6(bits=6,group=8))"])
 def test_gemm_takes_scales_that_are_codes(form: str, kind: torch.dtype) -> None:
     torch.manual_seed(0)
-    x, w = torch.randn(40, 768).to(kind), w4gen.Weight.from_float(torch.randn(70, 768), form)
-    kernel = w4gen.compile("40x768x70", form, arch="sm_80", dtype=str(kind).removeprefix("torch."))
+    x, w = torch.randn(40, 768).to(kind), w4gen.Weight.from_float(torch.randn(80, 768), form)
+    kernel = w4gen.compile("40x768x80", form, arch="sm_80", dtype=str(kind).removeprefix("torch."))
     assert kernel.name == "gemm"
     truth = x.double() @ w.dequantize(torch.float64).T
     y = w4gen.bind(kernel)(x, w).double().numpy()
