@@ -25,6 +25,8 @@ def build(question: Question) -> None:
 
 
 def compile_all(questions: list[Question]) -> None:
-    """Compile the kernels of all questions, each bucket once."""
+    """Compile the kernels of all questions, each bucket once; not under pytest-xdist, whose workers compile side by side anyway."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return
     with multiprocessing.get_context("spawn").Pool(min(16, os.cpu_count() or 1)) as pool:
         pool.map(build, dict.fromkeys(questions), chunksize=4)

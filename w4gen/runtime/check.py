@@ -32,7 +32,7 @@ from w4gen.runtime.timer import copies_for, time_calls
 from w4gen.runtime.weight import Weight
 from w4gen.schedule.arch import arch
 from w4gen.schedule.rewrite import ceil_to
-from w4gen.schedule.rules import FAST
+from w4gen.schedule.apply import FAST
 from w4gen.toolchain import able, build, interpreted, version
 
 OUTPUTS = 32
