@@ -29,7 +29,8 @@ from w4gen.runtime import check, launch, ops
 from w4gen.runtime.dtypes import OURS
 from w4gen.runtime.interpreter import mend_bf16
 from w4gen.schedule.arch import ARCHES, M16K16
-from w4gen.schedule.rules import bucket, fragment_order, layout_for
+from w4gen.schedule.order import fragment_order, layout_for
+from w4gen.schedule.rules import bucket
 from w4gen.schedule.schedule import Schedule
 
 F16, BF16 = torch.float16, torch.bfloat16

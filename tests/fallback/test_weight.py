@@ -14,7 +14,7 @@ from w4gen.formats import named
 from w4gen.ir.layout import rows
 from w4gen.runtime.weight import Weight
 from w4gen.schedule.arch import ARCHES, M16K16
-from w4gen.schedule.rules import fragment_order, layout_for
+from w4gen.schedule.order import fragment_order, layout_for
 
 FORMATS = ["int4_g128", "nf4_g64", "int4_g50", "nf4_row", "int4_g32_f32", "nf4_g16_bf16", *cases.ZEROS, "e2m1_g32", "int8_g128"]
 ASYMMETRIC = ["uint4_g128_z", "uint4_g128_m", "uint4_g128_zf", "int4_g50_z", "uint4_row_m", "int8_g64_z", "nf4_g64_m"]

@@ -16,7 +16,7 @@ from w4gen.formats import named
 from w4gen.ir.layout import Layout, beside, matrix, pack, rows, unpack
 from w4gen.ir.types import Format
 from w4gen.schedule.arch import ARCHES, M16K16
-from w4gen.schedule.rules import WASTE, fragment_order, layout_for
+from w4gen.schedule.order import WASTE, fragment_order, layout_for
 
 WORDS = np.dtype("u4")
 

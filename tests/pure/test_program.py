@@ -27,8 +27,9 @@ from w4gen.ir.tile import Const, Convert, Dot, Input, Pack, Pad, Reduce, Slice, 
 from w4gen.ir.types import BF16, F16, F32, Format
 from w4gen.ir.verify import verify
 from w4gen.schedule.arch import ARCHES, M16K16, Arch
+from w4gen.schedule.order import fragment_order
 from w4gen.schedule.rewrite import padded_group
-from w4gen.schedule.rules import FAST, apply, fragment_order, pick
+from w4gen.schedule.rules import FAST, apply, pick
 from w4gen.schedule.schedule import Schedule
 
 PORTABLE, SM_80, SM_90 = ARCHES["portable"], ARCHES["sm_80"], ARCHES["sm_90"]

@@ -25,7 +25,8 @@ from w4gen.ir.program import Builder, rewrite
 from w4gen.ir.tile import Block, Convert, Dot, Field, Reduce, Repeat, Slice, Space, Split, Store, Unpack
 from w4gen.ir.types import BF16, F16, F32, Format
 from w4gen.schedule.arch import ARCHES, M16K16, SM_80, Arch
-from w4gen.schedule.rules import BUCKETS, FAST, apply, fragment_order, pick
+from w4gen.schedule.order import fragment_order
+from w4gen.schedule.rules import BUCKETS, FAST, apply, pick
 from w4gen.schedule.schedule import Schedule
 
 PORTABLE, SM_90 = ARCHES["portable"], ARCHES["sm_90"]

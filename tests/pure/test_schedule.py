@@ -20,8 +20,9 @@ from w4gen.ir.types import BF16, F16, F32, DType, Format
 from w4gen.ir.verify import verify
 from w4gen.schedule.arch import ARCHES, M16K16, SM_80, arch, for_capability
 from w4gen.schedule.cost import bytes_moved, floor_us
+from w4gen.schedule.order import fragment_order, layout_for
 from w4gen.schedule.rewrite import padded_group
-from w4gen.schedule.rules import BUCKETS, FAST, apply, bucket, fragment_order, layout_for, pick
+from w4gen.schedule.rules import BUCKETS, FAST, apply, bucket, pick
 from w4gen.schedule.schedule import Schedule
 
 small = st.integers(1, 4096)

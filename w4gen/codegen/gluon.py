@@ -15,7 +15,7 @@ from w4gen.ir.program import Program
 from w4gen.ir.tile import Block, Convert, Dot, Reduce, Repeat, Slice
 from w4gen.ir.types import F16, F32
 from w4gen.schedule.arch import M16K16
-from w4gen.schedule.rules import fragment_order
+from w4gen.schedule.order import fragment_order
 from w4gen.schedule.schedule import Schedule
 
 

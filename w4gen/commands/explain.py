@@ -15,8 +15,8 @@ from w4gen.ir.program import Program
 from w4gen.ir.tile import Input
 from w4gen.schedule.arch import Arch
 from w4gen.schedule.cost import bounds_us, bytes_moved, matrix_us, traffic
+from w4gen.schedule.order import layout_for
 from w4gen.schedule.rewrite import pack
-from w4gen.schedule.rules import layout_for
 from w4gen.schedule.schedule import Schedule
 
 TRIED = (

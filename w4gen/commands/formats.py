@@ -17,8 +17,9 @@ from w4gen.ir.problem import Problem
 from w4gen.ir.types import BF16, F16, DType, Format
 from w4gen.schedule.arch import ARCHES
 from w4gen.schedule.cost import bytes_moved, decoding
+from w4gen.schedule.order import layout_for
 from w4gen.schedule.rewrite import pack
-from w4gen.schedule.rules import apply, layout_for, pick
+from w4gen.schedule.rules import apply, pick
 
 SIZE = 4096
 """N and K of the layer that the figures are worked out for: a codebook then weighs next to nothing."""

@@ -22,7 +22,8 @@ from w4gen.ir.lower import lower
 from w4gen.ir.problem import Problem
 from w4gen.ir.types import Format
 from w4gen.schedule import arch as arches
-from w4gen.schedule.rules import fragment_order, layout_for, pick
+from w4gen.schedule.order import fragment_order, layout_for
+from w4gen.schedule.rules import pick
 from w4gen.schedule.schedule import Schedule
 from w4gen.toolchain import able
 

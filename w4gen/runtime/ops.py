@@ -21,7 +21,8 @@ from w4gen.pipeline import compile
 from w4gen.runtime import dtypes
 from w4gen.runtime.launch import Launch, aligned, arch_of, launcher
 from w4gen.runtime.weight import Weight, dequantize
-from w4gen.schedule.rules import BUCKETS, bucket, layout_for
+from w4gen.schedule.order import layout_for
+from w4gen.schedule.rules import BUCKETS, bucket
 from w4gen.toolchain import interpreted
 
 log = logging.getLogger("w4gen")

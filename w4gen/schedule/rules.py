@@ -1,26 +1,23 @@
-"""What is chosen, and why: buckets of M, stored layouts, schedules. Nothing here times anything."""
+"""What is chosen, and why: buckets of M, schedules. Nothing here times anything."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from w4gen.errors import ScheduleError
 from w4gen.ir.decode import Decode, decode, decode_as_subnormal
-from w4gen.ir.layout import QUAD, Digit, Layout, rows
+from w4gen.ir.layout import QUAD, Layout
 from w4gen.ir.problem import Problem
 from w4gen.ir.program import Program
 from w4gen.ir.tile import Space
-from w4gen.ir.types import F16, F32, Format
+from w4gen.ir.types import F16, F32
 from w4gen.schedule import rewrite
-from w4gen.schedule.arch import Arch, Fragment
+from w4gen.schedule.arch import Arch
+from w4gen.schedule.order import layout_for, readable
 from w4gen.schedule.schedule import Schedule
 
 BUCKETS = ((1, 1), (2, 8), (9, 16), (17, 32), (33, 64), (65, 128), (129, 2**20))
 """Ranges of M that share one kernel."""
-
-WASTE = 0.05
-"""The share of padding in a row above which a layout with a smaller granule is taken."""
 
 
 def bucket(m: int) -> tuple[int, int]:
@@ -28,56 +25,12 @@ def bucket(m: int) -> tuple[int, int]:
     return next((each for each in BUCKETS if each[0] <= m <= each[1]), (m, m))
 
 
-def layout_for(format: Format, arch: Arch, n: int, k: int) -> Layout:
-    """The stored order of the codes, one for every bucket of M.
-
-    The order of the arch's matrix instruction, where the arch has one. Else, and where its blocks would pad the weight too much,
-    rows in which 16 consecutive k share a code position of 16 consecutive words: x is then read in contiguous pieces and every
-    code lies under one scale. Fewer where 16 would pad a row too much.
-    """
-    if arch.fragment is not None and 32 % format.bits == 0:
-        order = fragment_order(format, arch.fragment, n, k)
-        if order.size("n") * order.size("k") <= (1 + WASTE) * n * k:
-            return order
-    candidates = [rows(n, k, format.bits, run) for run in (16, 8, 4, 1)]
-    return next((each for each in candidates if each.size("k") - k <= WASTE * k), candidates[-1])
-
-
-def fragment_order(format: Format, fragment: Fragment, n: int, k: int) -> Layout:
-    """Codes as a matrix instruction takes them: what a lane holds of a few fragments along k are 16 bytes, a quad of words.
-
-    The codes of a pair of neighbouring k sit half a word apart, so that one mask takes both; those of a codebook next to each
-    other, so that one look-up takes both. Half a word (of a codebook: a word) holds the registers of the instruction and
-    fragments further along k; what it has no room for goes to the words of the quad. Raises `ScheduleError` for codes that do
-    not fill words.
-    """
-    bits, looked_up = format.bits, format.codebook is not None
-    if 32 % bits:
-        raise ScheduleError(f"{format.label}: {bits}-bit codes do not fill 32-bit words in the order of fragments: take rows")
-    digits = fragment.digits
-    (pair,) = fragment.at("pair")
-    inside = sorted(fragment.at("register"), key=lambda index: digits[index][0] != "n")
-    further = [("k", 2, "register")] * int(math.log2(QUAD * 32 / bits / math.prod(digits[i][1] for i in (pair, *inside))))
-    places: dict[int, int] = {pair: bits if looked_up else 16}
-    stride = 2 * bits if looked_up else bits
-    for index, (_, size, _) in [(i, digits[i]) for i in inside] + list(enumerate(further, len(digits))):
-        stride = 32 if stride == 16 and not looked_up else stride
-        places[index], stride = stride, stride * size
-    for index in fragment.at("lane"):
-        places[index], stride = stride, stride * digits[index][1]
-    listed = [Digit(axis, size, places[index]) for index, (axis, size, _) in enumerate([*digits, *further])]
-    held = {axis: math.prod(digit.size for digit in listed if digit.axis == axis) for axis in ("n", "k")}
-    blocks = {axis: -(-size // held[axis]) for axis, size in (("n", n), ("k", k))}
-    listed += [Digit("k", blocks["k"], stride), Digit("n", blocks["n"], stride * blocks["k"])]
-    return Layout(tuple(sorted(listed, key=lambda digit: digit.axis != "n")), bits)
-
-
 def pick(program: Program, arch: Arch) -> Schedule:
     """The schedule that the rules give."""
     problem = program.problem
     layout = problem.layout or layout_for(problem.format, arch, problem.n, problem.k)
     low, high = problem.m
-    if low > FUSED or (arch.fragment is None and low > 1) or not _readable(layout, problem.format, arch):
+    if low > FUSED or (arch.fragment is None and low > 1) or not readable(layout, problem.format, arch):
         return _dense(problem)
     if layout.row_units() is None:
         return _fast(problem, layout, arch) or _gemm(problem, layout, arch)
@@ -87,14 +40,6 @@ def pick(program: Program, arch: Arch) -> Schedule:
     if rewrite.spans(layout, rewrite.padded_group(problem, layout), _words(chosen, layout)) is None:
         return replace(chosen, scale_at="weight", zero_at="weight")
     return chosen
-
-
-def _readable(layout: Layout, format: Format, arch: Arch) -> bool:
-    """Whether a template that multiplies reads a layout: rows, or blocks in the very order of the arch's fragments."""
-    if layout.row_units() is not None:
-        return True
-    sizes = layout.size("n"), layout.size("k")
-    return arch.fragment is not None and layout == fragment_order(format, arch.fragment, *sizes)
 
 
 FUSED = 128
