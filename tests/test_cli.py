@@ -282,15 +282,15 @@ def test_explain_shows_the_path_of_a_kernel(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["int4_g128", "nf4_g64", "int4_g50", "int4_row"])
-@pytest.mark.parametrize("shape", ["1x1536x256", "16x576x192", "2x250x10"])
+@pytest.mark.parametrize("shape", ["1x1536x256", "16x576x192", "2x250x10", "9x1000x47"])
 @pytest.mark.parametrize("arch", ["portable", "sm_80"])
 def test_explain_adds_up(arch: str, shape: str, form: str) -> None:
     high, k, n = api.parse_shape(shape)
     found = explained(api.problem_of(m=high, n=n, k=k, format=form), ARCHES[arch], high)
     assert (found["path"], found["why"]) == ("kernel", "")
     assert found["bytes"]["x"] == 2 * k * high
-    assert found["bytes"]["codes.stored"] == n * found["padded_k"] // 2
-    assert found["padding"] == pytest.approx(found["padded_k"] / k - 1, abs=1e-4)
+    assert found["bytes"]["codes.stored"] == found["padded_n"] * found["padded_k"] // 2
+    assert found["padding"] == pytest.approx(found["padded_n"] * found["padded_k"] / (n * k) - 1, abs=1e-4)
     assert found["bounds_us"]["bytes"] == pytest.approx(sum(found["bytes"].values()) / 2039e3, abs=1e-3)
     assert found["bottleneck"] in found["bounds_us"]
     refused = [each for each in found["others"] if each["verdict"] == "refused"]
