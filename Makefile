@@ -11,7 +11,7 @@ WORKERS ?= 2
 TYPED = w4gen/errors.py w4gen/knobs.py w4gen/paths.py w4gen/formats.py w4gen/ir w4gen/schedule w4gen/codegen \
         w4gen/cache.py w4gen/pipeline.py w4gen/toolchain.py
 
-.PHONY: demo test check golden compile-all bench bench-docs
+.PHONY: demo test check golden compile-all bench bench-docs formats-docs
 
 demo: $(VENV)/installed
 	$(BIN)/w4gen compile --shape 1x1536x256
@@ -34,12 +34,20 @@ compile-all: $(VENV)/installed
 
 # runs where the GPU is, under that machine's own python
 bench:
-	$(PYTHON) -m w4gen.bench.compare --format int4_g128 --format nf4_g64 --out docs/results/gemv-h200.json
-	$(PYTHON) -m w4gen.bench.compare --shape 64x8192x28672 --shape 64x28672x8192 --shape 64x4096x4096 --shape 4096x8192x28672 \
-	  --shape 4096x28672x8192 --shape 4096x4096x4096 --out docs/results/gemm-h200.json
+	$(PYTHON) -m w4gen.bench.compare --m 1 --m 2 --m 4 --m 8 --out docs/results/decode-h200.json
+	$(PYTHON) -m w4gen.bench.compare --m 16 --m 32 --m 64 --m 128 --out docs/results/batch-h200.json
+	$(PYTHON) -m w4gen.bench.compare --m 256 --m 1024 --m 4096 --layer 8192x28672 --layer 28672x8192 --layer 4096x4096 \
+	  --out docs/results/prefill-h200.json
+	$(PYTHON) -m w4gen.bench.compare --layer 8192x28672 --layer 28672x8192 --layer 4096x4096 --m 1 --m 8 --m 16 --m 64 \
+	  --format int4_g128 --format uint4_g128_z --format nf4_g64 --format e2m1_g64 --format int8_g128 --out docs/results/formats-h200.json
+	$(PYTHON) -m w4gen.bench.compare --layer 8192x28672 --layer 28672x8192 --layer 4096x4096 --m 1 --m 8 --m 16 --m 64 \
+	  --dtype bfloat16 --out docs/results/bf16-h200.json
 
 bench-docs: $(VENV)/installed
 	$(BIN)/python -m w4gen.bench.report
+
+formats-docs: $(VENV)/installed
+	$(BIN)/python -m w4gen.bench.formats
 
 # torch goes first and by name, so that pip does not pick another build for the sake of a dependency.
 $(VENV)/installed: pyproject.toml

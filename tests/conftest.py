@@ -20,6 +20,7 @@ for knob in ("W4GEN_STRICT", "W4GEN_DEBUG", "W4GEN_ARCH"):
 hypothesis.settings.register_profile(
     "w4gen", deadline=None, derandomize=True, max_examples=60, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
+hypothesis.settings.register_profile("deep", hypothesis.settings.get_profile("w4gen"), derandomize=False, max_examples=2000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "w4gen"))
 
 

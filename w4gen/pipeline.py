@@ -15,8 +15,9 @@ from w4gen.ir.problem import Problem
 from w4gen.ir.program import Program
 from w4gen.ir.show import show
 from w4gen.ir.verify import verify
+from w4gen.schedule.apply import FAST, apply
 from w4gen.schedule.arch import ARCHES, Arch
-from w4gen.schedule.rules import FAST, apply, pick
+from w4gen.schedule.rules import pick
 from w4gen.schedule.schedule import Schedule
 from w4gen.toolchain import able
 
@@ -39,10 +40,7 @@ def made(program: Program, schedule: Schedule, arch: Arch, templates: Path | Non
     Raises `ScheduleError` or `TemplateError` where it is not legal.
     """
     scheduled = verify(apply(program, schedule, arch), arch, schedule.warps)
-    try:
-        return render(scheduled, schedule, arch.name, templates)
-    except (LookupError, StopIteration, ValueError) as error:  # a printer looked for what the program does not have
-        raise TemplateError(f"{schedule.template}.py.jinja is not made for the program of this schedule") from error
+    return render(scheduled, schedule, arch.name, templates)
 
 
 def twin(kernel: Kernel) -> Kernel:

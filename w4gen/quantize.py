@@ -1,64 +1,118 @@
-"""Weights to codes, scales and zeros by rounding to nearest."""
+"""Weights to codes, scales and zeros by rounding to nearest, and back: one recursion over the tree of a format's scales."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Mapping
 
 import torch
 
 from w4gen.errors import FormatError
-from w4gen.ir.types import DType, Format
+from w4gen.ir.types import DType, Format, decoded
 from w4gen.runtime import dtypes
 
+Parts = dict[str, torch.Tensor]
+"""The tensors that a format's values are made of, by the names of `Format.parts`."""
 
-def round_to_nearest(w: torch.Tensor, form: Format) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Codes u8[N, K], scales [N, groups] and zeros [N, groups] (None where the format has none) of `w` float[N, K].
+
+def values(parts: Mapping[str, torch.Tensor], form: Format, wide: torch.dtype, at: str = "") -> torch.Tensor:
+    """The values [rows, columns] that the parts whose names start with `at` stand for, worked out in the type `wide`."""
+    codes, inside = parts[at or "codes"], f"{at}." if at else ""
+    own = isinstance(form.codebook, str)
+    book = parts[f"{inside}codebook"].to(wide) if own else torch.tensor(form.values, dtype=wide, device=codes.device)
+
+    def spread(role: str, kind: DType | Format) -> torch.Tensor:
+        kind = decoded(kind)
+        nested = isinstance(kind, Format)
+        each = values(parts, kind, wide, f"{inside}{role}") if nested else parts[f"{inside}{role}"].to(wide)  # type: ignore[arg-type]
+        return _spread(each, form, *codes.shape)
+
+    value = book[codes.long()]
+    if form.zero is not None and not form.zero_after_scale:
+        value = value - spread("zero", form.zero)
+    if form.scale is not None:
+        value = value * spread("scale", form.scale)
+    if form.zero is not None and form.zero_after_scale:
+        value = value - spread("zero", form.zero)
+    return value
+
+
+def _spread(each: torch.Tensor, form: Format, rows: int, columns: int) -> torch.Tensor:
+    """Scales as `Format.grid` has them, one for every value."""
+    if form.flat:
+        return each.reshape(-1).repeat_interleave(form.group_in(rows * columns))[: rows * columns].reshape(rows, columns)
+    return each.repeat_interleave(form.group_in(columns), 1)[:, :columns]
+
+
+def round_to_nearest(w: torch.Tensor, form: Format) -> Parts:
+    """The parts of `w` float[N, K] in a format: codes u8[N, K], scales [N, groups] and so on, as `Format.parts` names them.
 
     The scale of a group is the smallest that brings its extremes into the range of the format's values, which a zero can shift;
-    codes are the nearest values under scale and zero *as stored*. A group of zeros gives zeros. Raises `FormatError` where a
+    of e8m0 the next power of two. Scales that are themselves codes are rounded the same way. Codes are the nearest values under
+    scale and zero *as stored*. A group of zeros gives zeros. A codebook per tensor is learned. Raises `FormatError` where a
     weight is not finite or a scale or zero does not fit its type.
     """
     refuse_non_finite(w, "weight")
-    n, k = w.shape
-    group, groups = form.group_in(k), form.groups(k)
-    padded = torch.nn.functional.pad(w.detach().float(), (0, groups * group - k)).reshape(n, groups, group)
+    return _rounded(w.detach().float(), form, "")[0]
+
+
+def _rounded(w: torch.Tensor, form: Format, at: str) -> tuple[Parts, torch.Tensor]:
+    """The parts of values f32[rows, columns], named from `at` on, and what they stand for."""
+    (rows, columns), inside = w.shape, f"{at}." if at else ""
+    lines = w.reshape(1, -1) if form.flat else w
+    length, group = lines.shape[1], form.group_in(lines.shape[1])
+    groups = form.groups(length)
+    padded = torch.nn.functional.pad(lines, (0, groups * group - length)).reshape(-1, groups, group)
     # the padding must not widen the range of a partial last group: it repeats that group's first weight
-    filled = torch.where(torch.arange(groups * group, device=w.device).reshape(groups, group) < k, padded, padded[..., :1])
-    low, high = filled.amin(-1), filled.amax(-1)
-    scale, zero = _symmetric(low, high, form) if form.zero is None else _asymmetric(low, high, form)
-    codes = _nearest(filled, scale.float()[..., None], None if zero is None else zero.float()[..., None], form)
-    return codes.reshape(n, groups * group)[:, :k].to(torch.uint8).contiguous(), scale, zero
+    filled = torch.where(torch.arange(groups * group, device=w.device).reshape(groups, group) < length, padded, padded[..., :1])
+    parts: Parts = {}
+    if isinstance(form.codebook, str):
+        parts[f"{inside}codebook"] = book = _learned(filled, form)
+    else:
+        book = torch.tensor(form.values, dtype=torch.float32, device=w.device)
+    scale, zero = _scales(filled, form, book, inside, parts)
+    codes = _nearest(filled, scale, zero, form, book).reshape(-1, groups * group)[:, :length].reshape(rows, columns)
+    parts = {at or "codes": codes.to(torch.uint8).contiguous(), **parts}
+    return parts, values(parts, form, torch.float32, at)
 
 
-def _symmetric(low: torch.Tensor, high: torch.Tensor, form: Format) -> tuple[torch.Tensor, None]:
-    """Scales that bring the extremes of each group to the least or the largest value."""
-    least, most = min(form.values), max(form.values)
-    sides = [low / least] * (least < 0) + [high / most] * (most > 0)
-    need = torch.stack(sides).amax(0).clamp(min=0)  # a format without negative values clips negative weights to its least
-    return _stored(need, form.scale, "scale", form), None
-
-
-def _asymmetric(low: torch.Tensor, high: torch.Tensor, form: Format) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales that spread the values over each group, and zeros that shift them there.
+def _scales(
+    filled: torch.Tensor, form: Format, book: torch.Tensor, inside: str, parts: Parts
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Scales and zeros as stored [lines, groups] of weights [lines, groups, group]; what they are made of goes into `parts`.
 
     A zero that is subtracted before scaling must leave a scale to multiply: there the range takes 0 in.
     """
-    least, most = min(form.values), max(form.values)
-    if not form.zero_after_scale:
-        low, high = low.clamp(max=0), high.clamp(min=0)
-    scale = _stored((high - low) / (most - least), form.scale, "scale", form)
-    by = scale.float()
-    zero = least * by - low if form.zero_after_scale else least - low / _not_zero(by)
+    finite = book[torch.isfinite(book)]
+    least, most, low, high = float(finite.min()), float(finite.max()), filled.amin(-1), filled.amax(-1)
+    if form.scale is None:
+        scale = torch.ones_like(low)
+    elif form.zero is None:
+        sides = [low / least] * (least < 0) + [high / most] * (most > 0)
+        # a format without negative values clips negative weights to its least
+        need = torch.stack(sides).amax(0).clamp(min=0)
+        if len(finite) == 2 and least == -most:  # no value is small: the two stand for the average size, not the extremes
+            need = filled.abs().mean(-1) / most
+        scale = _stored(need, form.scale, f"{inside}scale", form, parts)
+    else:
+        if not form.zero_after_scale:
+            low, high = low.clamp(max=0), high.clamp(min=0)
+        scale = _stored((high - low) / (most - least), form.scale, f"{inside}scale", form, parts)
+    if form.zero is None:
+        return scale, None
+    need = least * scale - low if form.zero_after_scale else least - low / _not_zero(scale)
     if form.zero_mode == "integer":
-        zero = zero.round().clamp(least, most)
-    return scale, _stored(zero, form.zero or form.scale, "zero", form)
+        need = need.round().clamp(least, most)
+    return scale, _stored(need, form.zero, f"{inside}zero", form, parts)
 
 
-def _nearest(w: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None, form: Format) -> torch.Tensor:
-    """The codes [N, groups, group] of the values that come nearest to w under scale and zero."""
-    by, shift = _not_zero(scale), 0 if zero is None else zero
+def _nearest(w: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None, form: Format, book: torch.Tensor) -> torch.Tensor:
+    """The codes [lines, groups, group] of the values that come nearest to w under scale and zero."""
+    by, shift = _not_zero(scale)[..., None], 0 if zero is None else zero[..., None]
     wanted = (w + shift) / by if form.zero_after_scale else w / by + shift
-    values = torch.tensor(form.values, dtype=torch.float32, device=w.device)
-    order = torch.argsort(values)
-    middles = (values[order][1:] + values[order][:-1]) / 2
+    order = torch.argsort(book)
+    order = order[torch.isfinite(book[order])]
+    middles = (book[order][1:] + book[order][:-1]) / 2
     return order[torch.bucketize(wanted, middles)]
 
 
@@ -67,16 +121,57 @@ def _not_zero(scale: torch.Tensor) -> torch.Tensor:
     return torch.where(scale == 0, torch.ones_like(scale), scale)
 
 
-def _stored(need: torch.Tensor, kind: DType, what: str, form: Format) -> torch.Tensor:
-    """`need` [N, groups] rounded to the type that it is stored in."""
-    stored = need.to(dtypes.torch_dtype(kind))
-    if not torch.isfinite(stored).all():
-        row, column = torch.nonzero(~torch.isfinite(stored))[0].tolist()
+def _stored(need: torch.Tensor, kind: DType | Format, at: str, form: Format, parts: Parts) -> torch.Tensor:
+    """`need` [lines, groups] as it comes back from what it is stored in, which goes into `parts`."""
+    kind = decoded(kind)
+    if isinstance(kind, Format):
+        if kind.minifloat is not None and not kind.minifloat.signed:  # rounded up, so that nothing is clipped
+            need = torch.exp2(torch.ceil(torch.log2(need.double()).clamp(min=-127))).float()
+        if kind.scale is None:
+            _refuse_beyond(need, max(value for value in kind.values if math.isfinite(value)), kind, at, form)
+        made, found = _rounded(need, kind, at)
+        parts |= made
+        return found
+    parts[at] = need.to(dtypes.torch_dtype(kind))
+    _refuse_beyond(need, kind.max, kind, at, form)
+    return parts[at].float()
+
+
+def _refuse_beyond(need: torch.Tensor, largest: float, kind: DType | Format, at: str, form: Format) -> None:
+    """Raise `FormatError` naming the first scale or zero that its type cannot hold."""
+    beyond = torch.nonzero(~(need.abs() <= largest * (1 + 2.0**-12)))
+    if len(beyond):
+        row, column = beyond[0].tolist()
         raise FormatError(
-            f"the {what} {need[row, column].item():.3g} of row {row}, group {column} does not fit {kind} "
-            f"(max {kind.max:.3g}): use {form.name} with a scale of bf16 or f32, as in {form.label}_f32"
+            f"the {at} {need[row, column].item():.3g} of row {row}, group {column} does not fit {kind.name} "
+            f"(max {largest:.3g}): use {form.name} with a scale of bf16 or f32, as in {form.label}_f32"
         )
-    return stored
+
+
+SAMPLE, ROUNDS = 2**18, 40
+"""Groups that a codebook is learned from at most, in how many rounds."""
+
+
+def _learned(filled: torch.Tensor, form: Format) -> torch.Tensor:
+    """A codebook f32[2**bits] for weights [lines, groups, group] over the largest of their group: k-means in one dimension.
+
+    Each weight counts with the square of its scale, as its error does. The ends stay at the extremes, which are in every group.
+    """
+    size = filled.abs().amax(-1, keepdim=True)
+    x = (filled / _not_zero(size)).reshape(-1, filled.shape[-1])
+    every = max(1, x.shape[0] // SAMPLE)
+    x, weight = x[::every].flatten(), (size.expand_as(filled).reshape(-1, filled.shape[-1])[::every] ** 2).flatten()
+    low, high = (-1.0 if bool((x < 0).any()) else 0.0), 1.0
+    count = 2**form.bits
+    book = torch.quantile(x[:: max(1, x.numel() // 2**20)], torch.linspace(0, 1, count, device=x.device))
+    book[0], book[-1] = low, high
+    for _ in range(ROUNDS):
+        code = torch.bucketize(x, (book[1:] + book[:-1]) / 2)
+        total = torch.bincount(code, weight, count)
+        mean = torch.bincount(code, weight * x, count) / _not_zero(total)
+        book = torch.where(total > 0, mean, book).float()
+        book[0], book[-1] = low, high
+    return book
 
 
 def refuse_non_finite(tensor: torch.Tensor, what: str) -> None:

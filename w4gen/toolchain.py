@@ -26,7 +26,7 @@ from w4gen.ir.tile import Space
 from w4gen.ir.types import DType
 from w4gen.schedule.arch import Arch
 
-TYPES = {"f16": "*fp16", "bf16": "*bf16", "f32": "*fp32", "i32": "*i32"}
+TYPES = {"f16": "*fp16", "bf16": "*bf16", "f32": "*fp32", "i32": "*i32", "u8": "*u8"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +103,10 @@ def build_piece(kernel: Kernel, piece: Piece, arch: Arch) -> Binary:
     return _binary(found, cached=True)
 
 
+PLAIN = 48 * 1024
+"""Bytes of shared memory that a program on an NVIDIA GPU has without asking for more."""
+
+
 def load(kernel: Kernel, piece: Piece, arch: Arch, overlap: bool) -> Any:
     """A launchable `triton.compiler.CompiledKernel`, from the cache where it is there; with `overlap` it may start early."""
     from triton.compiler.compiler import CompiledKernel
@@ -111,10 +115,13 @@ def load(kernel: Kernel, piece: Piece, arch: Arch, overlap: bool) -> Any:
     group = {f"{piece.name}.{kind}": str(path) for kind, path in binary.files.items() if kind in ("json", "cubin", "hsaco")}
     made = CompiledKernel(_source(kernel, piece), group, cache.address(kernel.source))
     made.metadata = made.metadata._replace(launch_pdl=overlap)
+    if made.metadata.shared <= PLAIN < binary.shared_bytes:
+        # Triton asks for more than the plain limit only where its own part exceeds it: let it ask, and launch with that part
+        made.metadata = made.metadata._replace(shared=PLAIN + 1)
     if (
         kernel.schedule.sum_at == "shared"
     ):  # the launcher takes the programs of a cluster from here, and multiplies the grid by them
-        made.packed_metadata = (kernel.schedule.warps, kernel.schedule.split_k, made.metadata.shared)
+        made.packed_metadata = (kernel.schedule.warps, kernel.schedule.split_k, made.packed_metadata[2])
     return made
 
 
@@ -153,7 +160,8 @@ def _compile(kernel: Kernel, piece: Piece, arch: Arch) -> dict[str, bytes]:
     path = next(path for name, path in made.metadata_group.items() if name.endswith(".json"))
     files = {"json": Path(path).read_bytes(), binary: made.asm[binary], text: made.asm[text].encode()}
     usage = _cuda_usage(files["cubin"]) if binary == "cubin" else _hip_usage(made.asm[text])
-    return {**files, "facts": json.dumps({**usage, "shared_bytes": made.metadata.shared}).encode()}
+    usage["shared_bytes"] = usage.get("shared_bytes", 0) + made.metadata.shared
+    return {**files, "facts": json.dumps(usage).encode()}
 
 
 def _binary(files: dict[str, Path], cached: bool) -> Binary:
@@ -161,7 +169,8 @@ def _binary(files: dict[str, Path], cached: bool) -> Binary:
 
 
 def _options(kernel: Kernel) -> str:
-    options = {"num_warps": kernel.schedule.warps, "num_stages": kernel.schedule.stages}
+    # multiply-adds are one instruction; releases of Triton differ in what they do where it is not said
+    options = {"num_warps": kernel.schedule.warps, "num_stages": kernel.schedule.stages, "enable_fp_fusion": True}
     options |= {"maxnreg": kernel.schedule.maxnreg} if kernel.schedule.maxnreg else {}
     return json.dumps(options)
 
@@ -196,11 +205,11 @@ def _cuda_usage(cubin: bytes) -> dict[str, int]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
-        found = re.search(r"REG:(\d+)\s+STACK:(\d+)", _run("cuobjdump", "-res-usage", str(path)))
+        found = re.search(r"REG:(\d+)\s+STACK:\d+\s+SHARED:(\d+)", _run("cuobjdump", "-res-usage", str(path)))
         spills = len(re.findall(r"\b(?:LDL|STL)\b", disassemble(path)))
     if found is None:
         raise ToolchainError("cuobjdump printed no resource usage: this triton's tools are not the ones w4gen knows")
-    return {"registers": int(found[1]), "spills": spills}
+    return {"registers": int(found[1]), "spills": spills, "shared_bytes": int(found[2])}
 
 
 def _hip_usage(text: str) -> dict[str, int]:

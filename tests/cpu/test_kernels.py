@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 
 import w4gen
 from w4gen import Format, toolchain
+from w4gen.codegen.blocks import DensePrinter
 from w4gen.errors import ShapeError
 from w4gen.formats import named
-from w4gen.ir.layout import Layout
+from w4gen.ir.layout import Layout, rows
 from w4gen.ir.lower import lower
 from w4gen.ir.problem import Problem
 from w4gen.pipeline import compile, made
@@ -29,9 +30,9 @@ from w4gen.runtime import check, launch, ops
 from w4gen.runtime.dtypes import OURS
 from w4gen.runtime.interpreter import mend_bf16
 from w4gen.schedule.arch import ARCHES, M16K16
-from w4gen.schedule.order import fragment_order, layout_for
 from w4gen.schedule.rules import bucket
 from w4gen.schedule.schedule import Schedule
+from w4gen.schedule.stored import fragment_order, layout_for
 
 F16, BF16 = torch.float16, torch.bfloat16
 
@@ -98,8 +99,40 @@ def test_formats_and_groups(form: str, m: int, kind: torch.dtype) -> None:
     """Codes in rows: 26 outputs fill no blocks."""
     case = cases.call(form, m, 26, 384, kind)
     assert kernel_for(case).name == "gemv"
-    rounded = m > 1 and ("g50" in form or "zf" in form)  # each weight on matrix cores, as y is: 2.9e-4 on average in f16
-    assert case.error(bound(case)) <= (1.2 if rounded else 1) * case.limit
+    assert case.error(bound(case)) <= case.limit(kernel_for(case))
+
+
+OWN = [cases.CUBES, cases.UINT8, cases.UINT2, cases.SIGNS, *cases.FLOATS, *cases.SPLIT]
+
+
+@pytest.mark.parametrize("kind", [F16, BF16], ids=["f16", "bf16"])
+@pytest.mark.parametrize("m", [1, 5, 130])
+@pytest.mark.parametrize("form", OWN, ids=lambda form: form.name)
+def test_formats_of_your_own(form: Format, m: int, kind: torch.dtype) -> None:
+    case = cases.call(form, m, 26, 384, kind)
+    if form.name == "e6m1" and kind == F16:
+        case = with_f32_scales(case, 2.0**-34)  # its weights are numbers of f16 once they are scaled, its values are not
+    assert case.error(bound(case)) <= case.limit(kernel_for(case))
+
+
+def with_f32_scales(case: cases.Call, size: float) -> cases.Call:
+    """The same call with scales in f32, `size` times as large."""
+    form, scales = replace(case.w.format, scale=named("int4_f32").scale), case.scales.float() * size
+    return replace(case, w=w4gen.Weight.from_codes(case.codes, scales, None, form), scales=scales, true_w=case.true_w * size)
+
+
+@pytest.mark.parametrize("m", [1, 5, 130])
+@pytest.mark.parametrize(("form", "code"), [("e4m3", 0x7F), ("e4m3", 0xFF), ("e5m2", 0x7E), ("e5m2", 0xFC), ("e5m2", 0x7C)])
+def test_a_code_that_is_no_number_stays_in_its_row(form: str, code: int, m: int) -> None:
+    """The output of that row is no number either, whatever x is there, and all others are what they were."""
+    case = cases.call(next(each for each in cases.FLOATS if each.name == form), m, 26, 384)
+    clean = bound(case)
+    codes = case.codes.clone()
+    codes[7, 200] = code
+    y = bound(replace(case, w=w4gen.Weight.from_codes(codes, case.scales, None, case.w.format)))
+    others = [row for row in range(26) if row != 7]
+    assert torch.equal(y[:, others], clean[:, others])
+    assert not y[:, 7].isfinite().any()
 
 
 @pytest.mark.parametrize("kind", [F16, BF16], ids=["f16", "bf16"])
@@ -111,19 +144,7 @@ def test_formats_and_groups_in_blocks(form: str | Format, m: int, arch: str, kin
     case = cases.call(form, m, 32, 512, kind)
     kernel = kernel_for(case, arch)
     assert kernel.name == "gemm"
-    assert case.error(bound(case, arch)) <= allowed(kernel) * case.limit
-
-
-def allowed(kernel: w4gen.compile) -> float:  # type: ignore[valid-type]
-    """A weight that is scaled, or centred on a fraction, is rounded to x's type, as y is: 2.9e-4 in f16 on average."""
-    return 1.2 if kernel.schedule.scale_at == "weight" or kernel.problem.format.zero_mode == "float" else 1.0
-
-
-@pytest.mark.parametrize("m", [1, 5])
-@pytest.mark.parametrize("form", [cases.CUBES, cases.UINT8, cases.UINT2], ids=lambda form: form.name)
-def test_formats_of_your_own(form: Format, m: int) -> None:
-    case = cases.call(form, m, 26, 384)
-    assert case.error(bound(case)) <= case.limit
+    assert case.error(bound(case, arch)) <= case.limit(kernel)
 
 
 def with_codes_at_zero(form: str, m: int, kind: torch.dtype) -> cases.Call:
@@ -156,7 +177,7 @@ def test_a_group_without_scale_is_zero_or_the_minimum(form: str, m: int) -> None
         assert (y == 0).all()
     else:
         truth = oracle.linear(case.x.double().numpy(), -case.zeros.double().numpy().repeat(128, 1))
-        assert oracle.error(y.double().numpy(), truth) <= case.limit
+        assert oracle.error(y.double().numpy(), truth) <= case.limit(kernel_for(case))
 
 
 @pytest.mark.parametrize("form", ["int4_g128", "nf4_g64", "int4_g50", "uint4_g50_m"])
@@ -170,9 +191,7 @@ def test_ragged_and_prime_sizes(n: int, k: int, m: int, form: str) -> None:
     """N = 1, K smaller than a block, last partial groups, more than one step along K."""
     case = cases.call(form, m, n, k, bias=True)
     y = bound(case)
-    least = oracle.typical(case.x.double().numpy(), case.true_w)
-    error = oracle.error(y.double().numpy(), case.truth(), least)
-    assert error <= cases.limit(F16, n * m)
+    assert case.error(y) <= case.limit(kernel_for(case))
 
 
 GEMM = ["int4_g128", "int4_g32", "int4_g64_bf16", "int4_g16_f32", "int4_row", "uint4_g128", "int8_g64", cases.UINT2]
@@ -189,7 +208,7 @@ def test_formats_and_groups_of_gemm(form: str | Format, m: int, kind: torch.dtyp
         kernel = kernel_for(case, arch)
         assert kernel.name == "gemm"
         assert kernel.schedule.split_k > 1 or kernel.problem.format.bits == 2
-        assert case.error(w4gen.bind(kernel)(case.x, case.w, case.bias)) <= allowed(kernel) * case.limit
+        assert case.error(w4gen.bind(kernel)(case.x, case.w, case.bias)) <= case.limit(kernel)
 
 
 @pytest.mark.parametrize("m", [17, 70, 130])
@@ -198,11 +217,9 @@ def test_formats_and_groups_of_gemm(form: str | Format, m: int, kind: torch.dtyp
 def test_ragged_sizes_of_more_rows(form: str, n: int, k: int, m: int, poison: None) -> None:
     """One output, one step, rows that end inside a step or a group, one program for all of k; in blocks and in rows."""
     case = cases.call(form, m, n, k, bias=True)
-    y, kernel = bound(case), kernel_for(case)
+    kernel = kernel_for(case)
     assert (kernel.name == "gemm") == (m <= 128 and n in (64, 143))
-    least = oracle.typical(case.x.double().numpy(), case.true_w)
-    rounded = 1.05 if kernel.name == "dequant" else allowed(kernel)
-    assert oracle.error(y.double().numpy(), case.truth(), least) <= rounded * cases.limit(F16, n * m)
+    assert case.error(bound(case)) <= case.limit(kernel)
 
 
 @pytest.mark.parametrize(("split", "vector"), [(1, 2), (2, 4), (3, 2), (6, 4), (1, 4)])
@@ -214,7 +231,7 @@ def test_every_tile_of_gemm(block_m: int, block_n: int, warps: int, split: int, 
         template="gemm", unit="mma", side="left", block_m=block_m, block_n=block_n, block_k=128, warps=warps, vector=vector
     )
     kernel = made(lower(problem), replace(schedule, split_k=split), replace(ARCHES["sm_80"], registers=10**6))
-    assert case.error(w4gen.bind(kernel)(case.x, case.w, case.bias)) <= case.limit
+    assert case.error(w4gen.bind(kernel)(case.x, case.w, case.bias)) <= case.limit(kernel)
 
 
 @pytest.mark.parametrize("kind", [F16, BF16], ids=["f16", "bf16"])
@@ -224,8 +241,17 @@ def test_fragments_are_read_by_any_m(form: str, m: int, kind: torch.dtype, poiso
     case = fragments(cases.call(form, m, 37, 331, kind, bias=True))
     kernel = kernel_as_stored(case)
     assert kernel.name == "dequant"
-    y = w4gen.bind(kernel)(case.x, case.w, case.bias)
-    assert case.error(y) <= 1.05 * case.limit  # each weight is rounded, as y is
+    assert case.error(w4gen.bind(kernel)(case.x, case.w, case.bias)) <= case.limit(kernel)
+
+
+@pytest.mark.parametrize("m", [1, 5, 130])
+@pytest.mark.parametrize("form", cases.SPLIT, ids=cases.ids)
+def test_codes_with_a_gap_in_their_words(form: Format, m: int) -> None:
+    """10 codes of 3 bits in a word, 6 of 5: not what the rules take, and read all the same."""
+    case = cases.call(form, m, 26, 384, bias=True)
+    case = replace(case, w=case.w.packed_as(rows(26, 384, form.bits, 4)))
+    y = w4gen.bind(kernel_as_stored(case))(case.x, case.w, case.bias)
+    assert case.error(y) <= case.limit(kernel_as_stored(case))
 
 
 ANY = ("int4_g128", "nf4_g64", "int8_g128", cases.UINT2, "uint4_g32_m")
@@ -245,6 +271,13 @@ def test_a_dequantized_weight_is_exact_in_any_layout(data: st.DataObject) -> Non
     check_dense(case)
 
 
+@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64", "uint4_g50_m"])
+def test_a_weight_is_dequantized_with_indices_of_64_bits(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DensePrinter, "wide", ["w.dense"])
+    check_dense(cases.call(form, 2, 37, 331))
+    check_dense(fragments(cases.call(form, 2, 37, 331)))
+
+
 def test_a_weight_in_a_single_word_is_dequantized() -> None:
     case = cases.call("int4_g128", 2, 4, 1)
     check_dense(replace(case, w=case.w.packed_as(Layout.parse("n8@4,k1@0;4/32"))))
@@ -257,7 +290,7 @@ def check_dense(case: cases.Call) -> None:
     vendor = Schedule(template="dequant", unit="vendor", block_n=4, block_k=512, scale_at="weight", convert_at="global")
     kernel = made(lower(problem), vendor, ARCHES["portable"])
     dense = torch.full((n, k), torch.nan, dtype=kind)
-    given = dict(zip(("codes_ptr", "scale_ptr", "zero_ptr", "codebook_ptr"), case.w.buffers, strict=True), dense_ptr=dense)
+    given = {f"{name}_ptr": each for name, each in zip(case.w.names, case.w.buffers, strict=True)} | {"dense_ptr": dense}
     (piece,) = kernel.pieces
     mend_bf16()
     toolchain.function(kernel, piece)[kernel.programs(piece, 2)](*(given[name] for name in piece.arguments))
@@ -272,17 +305,16 @@ def test_every_m_of_the_buckets_with_bias(form: str, m: int, kind: torch.dtype) 
         case = cases.call(form, m, n, 380, kind, bias=True)
         kernel = kernel_for(case)
         assert kernel.name == name
-        assert case.error(w4gen.bind(kernel)(case.x, case.w, case.bias)) <= case.limit
+        assert case.error(w4gen.bind(kernel)(case.x, case.w, case.bias)) <= case.limit(kernel)
 
 
 @pytest.mark.parametrize("kind", [F16, BF16], ids=["f16", "bf16"])
 @pytest.mark.parametrize("form", ["int4_g128", "nf4_g64"])
 def test_one_row_and_many_outputs(form: str, kind: torch.dtype) -> None:
-    """Several rows of w in one program, the last block partial; enough outputs for the limit of the issue."""
+    """Several rows of w in one program, the last block partial; enough outputs for the limit of a full shape."""
     case = cases.call(form, 1, 515, 160, kind)
     assert kernel_for(case).schedule.block_n > 1
-    assert case.limit == oracle.LIMIT[cases.NAMES[kind]]
-    assert case.error(bound(case)) <= case.limit
+    assert case.error(bound(case)) <= case.limit(kernel_for(case))
 
 
 @pytest.mark.parametrize("m", [1, 2, 17, 130])
@@ -292,10 +324,10 @@ def test_an_outlier_in_x_keeps_the_error(n: int, form: str, m: int) -> None:
     """So do two whose sum is beyond the range of a half. The row of the outliers outweighs all others."""
     case = cases.call(form, m, n, 512)
     case.x[0, 77] = 6e4
-    assert case.error(bound(case)) <= cases.limit(F16, 26)
+    assert case.error(bound(case)) <= case.limit(kernel_for(case), 26)
     case.x[0, 78] = 4e4
     case.x[0, 80] = -4e4
-    assert case.error(bound(case)) <= cases.limit(F16, 26)
+    assert case.error(bound(case)) <= case.limit(kernel_for(case), 26)
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
@@ -386,7 +418,7 @@ def test_partial_sums_are_written_whole_and_nothing_else(m: int, split: int, mon
     case = cases.call("int4_g128", m, 79, 768, bias=True)
     kernel = kernel_for(case)
     kernel = made(lower(kernel.problem), replace(kernel.schedule, split_k=split), ARCHES["sm_80"])
-    assert case.error(w4gen.bind(kernel)(case.x, case.w, case.bias)) <= case.limit
+    assert case.error(w4gen.bind(kernel)(case.x, case.w, case.bias)) <= case.limit(kernel)
     assert ("parts_ptr" in held) == (split > 1)
     for name in [name for name in held if name.startswith("inner")]:
         whole = held[name.removeprefix("inner ")]
@@ -459,7 +491,7 @@ def test_x_of_any_shape(form: str, how: str, no_fallback: None) -> None:
     assert y.shape == (*x.shape[:-1], 26)
     assert y.dtype == x.dtype
     if x.numel():
-        assert case.error(y, x) <= case.limit
+        assert case.error(y, x) <= case.limit(kernel_for(case), y.numel())
 
 
 @pytest.mark.parametrize("kind", [F16, BF16], ids=["f16", "bf16"])
@@ -472,7 +504,7 @@ def test_a_linear_layer_runs_the_kernel(
     monkeypatch.setenv("W4GEN_ARCH", arch)
     case = cases.call(form, m, n, 383, kind, bias=True)
     layer = w4gen.Linear(case.w, case.bias)
-    assert case.error(layer(case.x)) <= case.limit
+    assert case.error(layer(case.x)) <= case.limit(kernel_for(case))
     assert torch.equal(layer(case.x), w4gen.linear(case.x, case.w, case.bias))
 
 
@@ -480,7 +512,7 @@ def test_out_is_written_and_returned() -> None:
     case = cases.call("int4_g128", 2, 66, 300)
     out = torch.full((2, 66), torch.nan, dtype=F16)
     assert w4gen.linear(case.x, case.w, out=out) is out
-    assert case.error(out) <= case.limit
+    assert case.error(out) <= case.limit(kernel_for(case))
 
 
 @pytest.mark.parametrize(
@@ -499,7 +531,7 @@ def test_no_compile_inside_a_warmed_bucket(
     layer(case.x[:first])
     monkeypatch.setattr(ops, "compile", None)
     for m in others:
-        assert case.error(layer(case.x[:m]), case.x[:m]) <= cases.limit(F16, m * 48)
+        assert case.error(layer(case.x[:m]), case.x[:m]) <= case.limit(kernel_for(case), m * 48)
 
 
 def test_a_sweep_of_m_compiles_once_for_each_bucket(monkeypatch: pytest.MonkeyPatch, no_fallback: None) -> None:
@@ -508,46 +540,39 @@ def test_a_sweep_of_m_compiles_once_for_each_bucket(monkeypatch: pytest.MonkeyPa
     layer = w4gen.Linear(cases.call("int4_g128", 1, 8, 256).w)
     for m in [1, 2, 16, 17, 18, 32, 33, 63, 64, 65, 66, 128, 129, 130, 300]:
         layer(torch.zeros(m, 256, dtype=F16))
-    assert asked == [(1, 1), (2, 8), (9, 16), (17, 32), (33, 64), (65, 128), (129, 2**20)]
+    assert asked == [(1, 1), (2, 8), (9, 16), (17, 32), (33, 64), (65, 128), (129, 2**31 - 1)]
 
 
-TOO_MANY = 2**20 + 1
-
-
-def test_above_the_buckets_the_fallback_answers_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_million_rows_take_a_kernel(no_fallback: None) -> None:
     case = cases.call("nf4_g64", 2, 1, 33, bias=True)
-    layer, x = w4gen.Linear(case.w, case.bias), case.x[:1].expand(TOO_MANY, -1)
-    with caplog.at_level(logging.WARNING, "w4gen"):
-        results = [layer(x) for _ in range(3)]
-    truth = torch.from_numpy(case.truth(case.x[:1]))
-    assert all(((y.double() - truth).abs() <= truth.abs() * oracle.HALF_UNIT["f16"]).all() for y in results)
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert f"nf4_g64 is dequantized and multiplied: M={TOO_MANY} is above {2**20}" in caplog.text
+    y = w4gen.Linear(case.w, case.bias)(case.x[:1].expand(2**20 + 1, -1))
+    assert y.shape == (2**20 + 1, 1)
+    assert (y == y[0]).all()
+    assert case.error(y[:1], case.x[:1]) <= oracle.limit("f16", 1, 2, 33)
 
 
 def test_f32_is_run_by_the_fallback_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     case = cases.call("nf4_g64", 2, 40, 383, torch.float32)
     layer = w4gen.Linear(case.w)
     with caplog.at_level(logging.WARNING, "w4gen"):
-        assert case.error(layer(case.x)) <= 1e-5
+        assert case.error(layer(case.x)) <= case.limit()
         layer(case.x)
     assert len(caplog.records) == 1
     assert "float32" in caplog.text
 
 
-@pytest.mark.parametrize(("m", "kind"), [(TOO_MANY, F16), (17, torch.float32)])
-def test_strict_makes_the_fallback_an_error(m: int, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strict_makes_the_fallback_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("W4GEN_STRICT", "1")
-    case = cases.call("nf4_g64", 1, 1, 33, kind)
+    case = cases.call("nf4_g64", 17, 1, 33, torch.float32)
     with pytest.raises(ShapeError, match=r"no kernel for .*nf4_g64: .*unset W4GEN_STRICT"):
-        w4gen.Linear(case.w)(case.x.expand(m, -1))
+        w4gen.Linear(case.w)(case.x)
 
 
 @pytest.mark.parametrize("m", [2, 40, 130])
 def test_strict_does_not_stop_a_kernel(m: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("W4GEN_STRICT", "1")
     case = cases.call("nf4_g64", m, 40, 383)
-    assert case.error(w4gen.Linear(case.w)(case.x)) <= case.limit
+    assert case.error(w4gen.Linear(case.w)(case.x)) <= case.limit(kernel_for(case))
 
 
 @pytest.mark.parametrize(
@@ -555,6 +580,9 @@ def test_strict_does_not_stop_a_kernel(m: int, monkeypatch: pytest.MonkeyPatch) 
     [
         (1, "int4_g128", "float16"),
         (1, "uint4_g128_z", "bfloat16"),
+        (1, "int3_g128", "float16"),
+        (1, "q4_k", "float16"),
+        (16, "nvfp4", "float16"),
         (16, "int4_g128", "float16"),
         (16, "uint4_g32_m", "bfloat16"),
         (64, "int4_g32", "bfloat16"),
@@ -564,7 +592,7 @@ def test_strict_does_not_stop_a_kernel(m: int, monkeypatch: pytest.MonkeyPatch) 
 def test_a_rendered_file_checks_itself(m: int, form: str, dtype: str, tmp_path: Path) -> None:
     """`python kernel.py` in a process of its own."""
     path = tmp_path / "kernel.py"
-    path.write_text(w4gen.compile(f"{m}x256x32", form, arch="portable", dtype=dtype).source)
+    path.write_text(w4gen.compile(f"{m}x256x48", form, arch="portable", dtype=dtype).source)
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "checked under the interpreter" in done.stdout
@@ -616,6 +644,8 @@ def test_a_check_of_blocks_takes_the_first_rows(form: str, n: int, m: tuple[int,
         ("1x256x37", "nf4_g64", "acc += scaled", "acc += scaled * 1.01"),
         ("1x256x32", "nf4_g64", "acc += scaled", "acc += scaled * 1.01"),
         ("20x1280x80", "int4_g128", "parts += scaled", "parts += scaled * 1.01"),
+        ("20x1280x80", "int4_g128", "parts += scaled", "parts = (parts + scaled).to(tl.float16).to(tl.float32)"),
+        ("1x4096x64", "int4_g128", "part += w_value", "part = part.to(tl.bfloat16).to(tl.float32) + w_value"),
         ("20x1280x80", "int4_g128", "for share in tl.static_range(1, SPLIT)", "for share in tl.static_range(1, SPLIT - 1)"),
         ("200x256x32", "nf4_g64", "w = (w_value", "w = (1.01 * w_value"),
     ],
@@ -645,11 +675,12 @@ def test_a_rendered_file_that_reads_fragments_checks_itself(
 def test_codes_in_another_order_within_their_word() -> None:
     case = cases.call("int4_g128", 20, 64, 256)
     case = replace(case, w=case.w.packed_as(Layout.parse("n64@1024,k16@32,k2@16,k4@4,k2@512;4/32")))
-    assert case.error(w4gen.bind(kernel_as_stored(case))(case.x, case.w)) <= case.limit
+    kernel = kernel_as_stored(case)
+    assert case.error(w4gen.bind(kernel)(case.x, case.w)) <= case.limit(kernel)
 
 
 @pytest.mark.parametrize("k", [300, 31])
 def test_rows_too_ragged_for_a_wider_layout_run_the_kernel_too(k: int, no_fallback: None) -> None:
     """Where the layout that kernels read is the canonical one, the op still takes the kernel."""
     case = cases.call("nf4_g64", 2, 26, k)
-    assert case.error(w4gen.Linear(case.w)(case.x)) <= case.limit
+    assert case.error(w4gen.Linear(case.w)(case.x)) <= case.limit(kernel_for(case))

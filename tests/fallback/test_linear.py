@@ -16,7 +16,7 @@ import w4gen
 from w4gen.errors import ShapeError, W4Error
 from w4gen.ir.layout import rows
 
-KINDS = {torch.float16: oracle.LIMIT["f16"], torch.bfloat16: oracle.LIMIT["bf16"], torch.float32: 2e-6}
+KINDS = [torch.float16, torch.bfloat16, torch.float32]
 MORE = [*cases.ZEROS, "e2m1_g32", "int8_g128", cases.CUBES]
 
 
@@ -27,14 +27,14 @@ MORE = [*cases.ZEROS, "e2m1_g32", "int8_g128", cases.CUBES]
 )
 def test_the_fallback_is_near_the_truth(form: object, m: int, kind: torch.dtype) -> None:
     case = cases.call(form, m, 66, 300, kind, bias=True)
-    assert case.error(w4gen.linear(case.x, case.w, case.bias)) <= KINDS[kind]
+    assert case.error(w4gen.linear(case.x, case.w, case.bias)) <= case.limit()
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_the_fallback_stands_an_outlier_and_a_long_row(kind: torch.dtype) -> None:
     case = cases.call("int4_g128", 1, 64, 28672, kind)
     case.x[0, 77] = 6e4
-    assert case.error(w4gen.linear(case.x, case.w)) <= KINDS[kind] * (10 if kind == torch.float32 else 1)
+    assert case.error(w4gen.linear(case.x, case.w)) <= case.limit()
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (4,), (2, 3), (0,), (2, 0), (1, 1, 1)], ids=str)
@@ -44,7 +44,7 @@ def test_x_may_have_any_leading_shape(shape: tuple[int, ...]) -> None:
     y = w4gen.linear(x, case.w, case.bias)
     assert (y.shape, y.dtype) == ((*shape, 10), torch.float16)
     if x.numel():
-        assert case.error(y, x) <= cases.limit(torch.float16, y.numel())
+        assert case.error(y, x) <= case.limit(outputs=y.numel())
 
 
 def test_y_may_be_given() -> None:
@@ -107,8 +107,8 @@ def test_from_float_stands_in_for_a_linear_layer(form: str, bias: bool) -> None:
     assert not list(layer.parameters())
     y, expected = layer(x_of()), plain(x_of().float())
     assert oracle.error(y.double().numpy(), expected.detach().double().numpy()) <= 0.15
-    exact = x_of().double() @ layer.weight.dequantize(torch.float64).T + (plain.bias.double() if bias else 0)
-    assert oracle.error(y.double().numpy(), exact.detach().numpy()) <= 2 * oracle.LIMIT["f16"]
+    exact = x_of().double() @ layer.weight.dequantize(torch.float64).T + (plain.bias.half().double() if bias else 0)
+    assert oracle.error(y.double().numpy(), exact.detach().numpy()) <= oracle.limit("f16", y.numel())
 
 
 def test_a_bias_is_kept_and_not_shared() -> None:
@@ -224,7 +224,7 @@ def test_a_module_prints_what_it_is() -> None:
 def arguments(form: str, bias: bool, kind: torch.dtype) -> tuple:
     case = cases.call(form, 3, 10, 70, kind, bias=bias)
     w = case.w
-    return case.x, *w.buffers, case.bias, w.n, str(w.format), str(w.layout)
+    return case.x, list(w.buffers), case.bias, w.n, str(w.format), str(w.layout)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -241,7 +241,7 @@ def test_a_fake_tensor_has_the_shape_of_the_result() -> None:
     *tensors, n, form, layout = arguments("nf4_g64", True, torch.float16)
     rest = n, form, layout
     with FakeTensorMode() as mode:
-        fakes = [each if each is None else mode.from_tensor(each) for each in tensors]
+        fakes = torch.utils._pytree.tree_map_only(torch.Tensor, mode.from_tensor, tensors)
         y = torch.ops.w4gen.linear(*fakes, *rest)
     assert (tuple(y.shape), y.dtype) == ((3, 10), torch.float16)
 

@@ -10,11 +10,11 @@ import torch
 
 import w4gen
 from w4gen.errors import FormatError, ShapeError, W4Error
-from w4gen.formats import named
+from w4gen.formats import FAMILIES, named
 from w4gen.ir.layout import rows
 from w4gen.runtime.weight import Weight
 from w4gen.schedule.arch import ARCHES, M16K16
-from w4gen.schedule.order import fragment_order, layout_for
+from w4gen.schedule.stored import fragment_order, layout_for
 
 FORMATS = ["int4_g128", "nf4_g64", "int4_g50", "nf4_row", "int4_g32_f32", "nf4_g16_bf16", *cases.ZEROS, "e2m1_g32", "int8_g128"]
 ASYMMETRIC = ["uint4_g128_z", "uint4_g128_m", "uint4_g128_zf", "int4_g50_z", "uint4_row_m", "int8_g64_z", "nf4_g64_m"]
@@ -332,3 +332,101 @@ def test_weights_on_a_cpu_stay_canonical(form: str) -> None:
     layer = w4gen.Linear(case.w)
     layer(case.x)
     assert layer.layout == case.w.layout == rows(64, 1024, 4)
+
+
+def torch_parts(name: str, n: int, k: int) -> tuple[dict[str, torch.Tensor], np.ndarray]:
+    """Random parts of a tree, and what they stand for."""
+    parts = oracle.random_parts(np.random.default_rng(0), oracle.TREES[name], n, k)
+    kinds = {each: kind for each, (kind, _) in named(name).parts(n, k).items()}
+    tensors = {each: torch.from_numpy(array) for each, array in parts.items()}
+    tensors = {each: t.bfloat16() if str(kinds[each]) == "bf16" else t for each, t in tensors.items()}
+    return tensors, oracle.weight(parts, oracle.TREES[name])
+
+
+@pytest.mark.parametrize(("n", "k"), [(6, 512), (3, 192), (5, 320)])
+@pytest.mark.parametrize("name", oracle.TREES)
+def test_a_tree_is_stored_and_given_back(name: str, n: int, k: int) -> None:
+    parts, w = torch_parts(name, n, k)
+    made = Weight.from_parts(parts, name)
+    assert np.allclose(made.dequantize(torch.float64).numpy(), w, rtol=1e-14, atol=0)
+    for layout in (made.layout, layout_for(named(name), ARCHES["sm_90"], n, k)):
+        packed = made.packed_as(layout)
+        assert all(torch.equal(packed.parts()[each], part) for each, part in parts.items())
+        assert torch.equal(packed.dequantize(torch.float64), made.dequantize(torch.float64))
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *oracle.TREES])
+def test_from_float_keeps_a_weight_in_every_format(name: str, rng: np.random.Generator) -> None:
+    """Under whatever its scales are stored as, which are never NaN; groups of zeros stay zeros where 0 is a value."""
+    form = named(name)
+    w = torch.from_numpy(rng.standard_normal((8, 512)) * 0.02)
+    w[2] = 0
+    w[3] *= 1e-3
+    made = Weight.from_float(w, form)
+    found = made.dequantize(torch.float64)
+    assert found.isfinite().all()
+    few = {1: 0.7, 2: 0.75, 3: 0.35}.get(form.bits, 0.16)
+    if form.name.startswith("uint") and form.zero is None:
+        few = 0.9  # negative weights are clipped
+    assert oracle.error(found.numpy(), w.numpy()) <= few
+    assert (found[2] == 0).all() or form.name in ("int1", "iq4_nl")
+    assert all(part.isfinite().all() for each, part in made.parts().items() if part.is_floating_point())
+
+
+@pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "q4_k", "nf4_dq", "q6_k", "fp8_e4m3_tensor", "int3_g64", "uint5_g32_z"])
+def test_from_float_takes_the_nearest_value_under_the_scales_as_stored(name: str, rng: np.random.Generator) -> None:
+    """Of every code under the stored scale and zero, none is nearer."""
+    w = torch.from_numpy(rng.standard_normal((4, 256)) * 0.02)
+    made = Weight.from_float(w, name)
+    parts = made.parts()
+    every = []
+    for code in range(2**made.format.bits):
+        each = Weight.from_parts(parts | {"codes": torch.full_like(parts["codes"], code)}, name).dequantize(torch.float64)
+        every.append(torch.nan_to_num((each - w).abs(), nan=torch.inf))
+    found = (made.dequantize(torch.float64) - w).abs()
+    assert torch.allclose(found, torch.stack(every).amin(0), rtol=1e-4, atol=1e-7)
+
+
+def test_a_learned_codebook_beats_a_fixed_one(rng: np.random.Generator) -> None:
+    w = torch.from_numpy(rng.standard_t(4, (64, 512)))
+    learned, fixed = Weight.from_float(w, "learned(codebook=tensor,group=64)"), Weight.from_float(w, "nf4_g64")
+    error = [oracle.error(each.dequantize(torch.float64).numpy(), w.numpy()) for each in (learned, fixed)]
+    assert error[0] < 0.98 * error[1]
+    assert learned.codebook.shape == (16,)
+
+
+def test_small_floats_come_in_torchs_own_types(rng: np.random.Generator) -> None:
+    codes = torch.from_numpy(rng.standard_normal((4, 64))).to(torch.float8_e4m3fn)
+    scales = (torch.ones(4, 2) * 0.25).to(torch.float8_e8m0fnu)
+    w = Weight.from_codes(codes.view(torch.uint8), scales, None, "mxfp8")
+    assert torch.equal(w.dequantize(), codes.float() * 0.25)
+
+
+@pytest.mark.parametrize("code", [0x7F, 0xFF])
+def test_a_code_that_is_nan_is_nan_alone(code: int) -> None:
+    case = cases.call(cases.FLOATS[0], 1, 4, 128)
+    codes = case.codes.clone()
+    codes[2, 77] = code
+    w = Weight.from_codes(codes, case.scales, None, cases.FLOATS[0]).dequantize()
+    assert w.isnan().sum() == 1
+    assert w[2, 77].isnan()
+
+
+@pytest.mark.parametrize(
+    ("form", "parts", "message"),
+    [
+        ("nvfp4", {}, r"nvfp4_g16_e4m3 is made of codes, scale, scale.scale; scale.scale: give it in more="),
+        ("nvfp4", {"scale.scale": torch.ones(1, 2)}, r"scale.scales have shape \[1, 2\]; .* need \[1, 1\]"),
+        ("mxfp4", {"scale.scale": torch.ones(1, 1)}, r"scale.scale: it has no such part, leave it out"),
+        ("mxfp4", {"scale": torch.ones(4, 8)}, r"scale codes are torch.float32: .* has codes, u8 in 0…255"),
+        ("q4_k", {"scale": torch.full((4, 8), 64)}, r"scale code\[0, 0\] is 64: .* has codes 0…63"),
+        ("learned(codebook=tensor,group=64)", {}, r"codebook: give it in more=\{'codebook': tensor\}"),
+    ],
+)
+def test_parts_of_a_tree_that_do_not_fit_are_named(form: str, parts: dict[str, torch.Tensor], message: str) -> None:
+    wanted = named(form).parts(4, 256)
+    given = {each: torch.zeros(wanted[each][1], dtype=torch.uint8) for each in ("codes", "scale", "zero") if each in wanted}
+    given |= {"scale": torch.ones(wanted["scale"][1])} if form.startswith("learned") else {}
+    given |= {each: torch.ones(shape) for each, (_, shape) in wanted.items() if form == "q4_k" and each.endswith(".scale")}
+    with pytest.raises(W4Error, match=message):
+        Weight.from_parts(given | parts, form)

@@ -1,79 +1,335 @@
-# y[9..16, 256] = x[9..16, 1536] @ w[256, 1536].T · nf4_g64 · f16 · template=gemm block_m=16 block_n=64 block_k=64 unit=mma side=left scale_at=accumulator zero_at=weight convert_at=register split_k=4 sum_at=global warps=4 stages=3 maxnreg=0 vector=4 ring=2 overlap=0
+# y[9..16, 256] = x[9..16, 1536] @ w[256, 1536].T · nf4_g64 · f16 · template=gemv_mma block_m=16 block_n=16 block_k=64 unit=mma side=left scale_at=accumulator zero_at=weight convert_at=register split_k=1 sum_at=global warps=4 stages=2 maxnreg=0 vector=2 ring=2 overlap=0
 # made by: w4gen compile --m 16 --n 256 --k 1536 --format nf4_g64 --dtype f16 --arch sm_80 --emit py
 import triton
-import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
 
-N = tl.constexpr(256)  # outputs
-K = tl.constexpr(1536)  # inputs
-BLOCK_M = tl.constexpr(16)  # rows of x per program
-BLOCK_N = tl.constexpr(64)  # outputs per program
-BLOCK_K = tl.constexpr(64)  # inputs per step
-TALL = tl.constexpr(4)  # stored blocks of 16 outputs
-WIDE = tl.constexpr(1)  # stored blocks of 64 inputs
-WORDS = tl.constexpr(128)  # words of a stored block
-STEPS = tl.constexpr(24)  # steps along k
-SPLIT = tl.constexpr(4)  # programs that share k
+N = gl.constexpr(256)  # outputs
+K = gl.constexpr(1536)  # inputs
+ROWS = gl.constexpr(1)  # times 16 outputs per program
+BLOCK_K = gl.constexpr(64)  # inputs per step, under one scale
+QUADS = gl.constexpr(1)  # quads of 64 inputs in a step
+FRAGMENTS = gl.constexpr(4)  # times 16 inputs in a quad
+WORDS = gl.constexpr(128)  # words of a quad's 32 lanes
+ROW_WORDS = gl.constexpr(3072)  # words of 16 outputs
+ROW_SCALES = gl.constexpr(384)  # scales of 16 outputs
+ENTRIES = gl.constexpr(256)  # pairs of codes
+WARPS = gl.constexpr(4)  # warps per program
+WORKERS = gl.constexpr(4)  # warps that share the steps along k
+STEPS = gl.constexpr(6)  # steps of a warp
+LAST = gl.constexpr(4)  # warps that have a last step
+AHEAD = gl.constexpr(2)  # steps whose words are asked for ahead
+TILES = gl.constexpr(2)  # times 8 rows of x
+PIECES = gl.constexpr(1)  # times 64 inputs in a step
+RING = gl.constexpr(2)  # pieces of x in flight
+THREADS = gl.constexpr(32 * WARPS)
+EACH = gl.constexpr(gl.BlockedLayout([1], [32], [WARPS], [0]))  # one element a thread
+FOUR = gl.constexpr(gl.BlockedLayout([1, 4], [32, 1], [WARPS, 1], [1, 0]))  # four neighbours a thread
+TWO = gl.constexpr(gl.BlockedLayout([1, 2], [32, 1], [WARPS, 1], [1, 0]))
+
+DECODE = gl.constexpr("""{
+.reg .b32 t, lane, table;
+mov.u32 lane, %laneid;
+shl.b32 lane, lane, 2;
+mov.u32 table, pairs;
+shl.b32 t, $4, 7;
+lop3.b32 t, t, 0x7f80, lane, 0xea;
+add.u32 t, t, table;
+ld.shared.b32 $0, [t];
+shr.u32 t, $4, 1;
+lop3.b32 t, t, 0x7f80, lane, 0xea;
+add.u32 t, t, table;
+ld.shared.b32 $1, [t];
+shr.u32 t, $4, 9;
+lop3.b32 t, t, 0x7f80, lane, 0xea;
+add.u32 t, t, table;
+ld.shared.b32 $2, [t];
+shr.u32 t, $4, 17;
+lop3.b32 t, t, 0x7f80, lane, 0xea;
+add.u32 t, t, table;
+ld.shared.b32 $3, [t];
+}""")
+TABLE = gl.constexpr(".shared .align 16 .b8 pairs[32768];\nmov.u32 $0, pairs;")
+FILL = gl.constexpr("""{
+.reg .b32 entry, at;
+mov.u32 entry, pairs;
+mad.lo.u32 entry, $1, 128, entry;
+add.u32 at, $1, 0;
+and.b32 at, at, 7;
+mad.lo.u32 at, at, 16, entry;
+st.shared.v4.b32 [at], {$2, $2, $2, $2};
+add.u32 at, $1, 1;
+and.b32 at, at, 7;
+mad.lo.u32 at, at, 16, entry;
+st.shared.v4.b32 [at], {$2, $2, $2, $2};
+add.u32 at, $1, 2;
+and.b32 at, at, 7;
+mad.lo.u32 at, at, 16, entry;
+st.shared.v4.b32 [at], {$2, $2, $2, $2};
+add.u32 at, $1, 3;
+and.b32 at, at, 7;
+mad.lo.u32 at, at, 16, entry;
+st.shared.v4.b32 [at], {$2, $2, $2, $2};
+add.u32 at, $1, 4;
+and.b32 at, at, 7;
+mad.lo.u32 at, at, 16, entry;
+st.shared.v4.b32 [at], {$2, $2, $2, $2};
+add.u32 at, $1, 5;
+and.b32 at, at, 7;
+mad.lo.u32 at, at, 16, entry;
+st.shared.v4.b32 [at], {$2, $2, $2, $2};
+add.u32 at, $1, 6;
+and.b32 at, at, 7;
+mad.lo.u32 at, at, 16, entry;
+st.shared.v4.b32 [at], {$2, $2, $2, $2};
+add.u32 at, $1, 7;
+and.b32 at, at, 7;
+mad.lo.u32 at, at, 16, entry;
+st.shared.v4.b32 [at], {$2, $2, $2, $2};
+mov.u32 $0, 0;
+}""")
+PAIR = gl.constexpr("cvt.rn.f16x2.f32 $0, $2, $1;")
+MATRICES = gl.constexpr("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];")
 
 
-@triton.jit
-def look_up(table, codes):
-    """table[codes], through the registers of a warp."""
-    return tl.gather(table, codes.reshape([codes.numel]), 0).reshape(codes.shape)
+@gluon.jit
+def each_of(value, layout: gl.constexpr):
+    """A value of each thread, as a column of tensors in `layout`."""
+    return gl.convert_layout(value, gl.SliceLayout(1, layout), assert_trivial=True)[:, None]
 
 
-@triton.jit(do_not_specialize=["m_count"])
-def gemm(
-    parts_ptr,
+@gluon.jit
+def four_of(words):
+    """The four words of each thread."""
+    even, odd = gl.split(words.reshape([THREADS, 2, 2]))
+    a, c = gl.split(even)
+    b, d = gl.split(odd)
+    a = gl.convert_layout(a, EACH, assert_trivial=True)
+    b = gl.convert_layout(b, EACH, assert_trivial=True)
+    c = gl.convert_layout(c, EACH, assert_trivial=True)
+    d = gl.convert_layout(d, EACH, assert_trivial=True)
+    return a, b, c, d
+
+
+@gluon.jit
+def two_of(pair):
+    """The two elements of each thread, in f32."""
+    a, b = gl.split(pair)
+    a = gl.convert_layout(a, EACH, assert_trivial=True)
+    b = gl.convert_layout(b, EACH, assert_trivial=True)
+    return a.to(gl.float32), b.to(gl.float32)
+
+
+@gluon.jit
+def words_at(codes_ptr, first, lane, worker):
+    """Where the words of a thread begin."""
+    at = first * ROW_WORDS + worker * (QUADS * WORDS) + lane * 4
+    words = codes_ptr + each_of(at, FOUR) + gl.arange(0, 4, gl.SliceLayout(0, FOUR))[None, :]
+    return words
+
+
+@gluon.jit
+def scales_at(scale_ptr, first, lane, worker, turn: gl.constexpr):
+    """Where the scales of a thread's two outputs are."""
+    at = first * ROW_SCALES + lane // 4 * 2 + worker * 16
+    scales = scale_ptr + each_of(at, TWO) + gl.arange(0, 2, gl.SliceLayout(0, TWO))[None, :] + turn * (WORKERS * 16)
+    return scales
+
+
+@gluon.jit
+def load(pointers, worker, layout: gl.constexpr, turn: gl.constexpr):
+    """Load what a thread's pointers point to, where its warp has the turn."""
+    if turn + 1 == STEPS and LAST != WORKERS:
+        there = each_of(worker < LAST, layout).broadcast_to(pointers.shape)
+        return gl.load(pointers, mask=there, other=0, cache_modifier=".cg")
+    else:
+        return gl.load(pointers, cache_modifier=".cg")
+
+
+@gluon.jit
+def step_of(codes, scale_ptr, zero_ptr, first, lane, worker, turn: gl.constexpr):
+    """Ask for a step of a worker: its words, and the scales and zeros that go with them for each 16 outputs."""
+    words = ()
+    scales = ()
+    zeros = ()
+    for row in gl.static_range(ROWS):
+        for quad in gl.static_range(QUADS):
+            at = (turn * WORKERS * QUADS + quad) * WORDS + row * ROW_WORDS
+            words = words + (load(codes + at, worker, FOUR, turn),)
+        at = scales_at(scale_ptr, first, lane, worker, turn) + row * ROW_SCALES
+        scales = scales + (load(at, worker, TWO, turn),)
+        zeros = zeros + (0,)
+    return words, scales, zeros
+
+
+@gluon.jit
+def values_of(word, full):
+    """The values of a word's codes in pairs of neighbouring k."""
+    kinds: gl.constexpr = (gl.int32, gl.int32, gl.int32, gl.int32)
+    return gl.inline_asm_elementwise(DECODE, "=&r,=&r,=&r,=&r,r,r", [word, full], dtype=kinds, is_pure=True, pack=1)
+
+
+@gluon.jit
+def fragments_of(words, zeros, full):
+    """The left operands of a quad's matrix instructions, one for each 16 of k: pairs of n and n + 8, then of k + 8."""
+    w = four_of(words)
+    v0 = values_of(w[0], full)
+    v1 = values_of(w[1], full)
+    v2 = values_of(w[2], full)
+    v3 = values_of(w[3], full)
+    return v0, v1, v2, v3
+
+
+@gluon.jit
+def fill(codebook_ptr, thread):
+    """Lay out the values of every pair of codes in shared memory, once for each lane, so that no two lanes meet in a bank.
+
+    What it returns is an operand of every look-up, so that none moves to before.
+    """
+    gl.inline_asm_elementwise(TABLE, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+    for i in gl.static_range((ENTRIES + THREADS - 1) // THREADS):
+        entry = (thread + i * THREADS) % ENTRIES
+        low = gl.load(codebook_ptr + entry % 16)
+        high = gl.load(codebook_ptr + entry // 16)
+        pair = gl.inline_asm_elementwise(PAIR, "=r,f,f", [low, high], dtype=gl.int32, is_pure=True, pack=1)
+        gl.inline_asm_elementwise(FILL, "=r,r,r", [entry, pair], dtype=gl.int32, is_pure=False, pack=1)
+    gl.thread_barrier()
+    return gl.inline_asm_elementwise("mov.u32 $0, $1;", "=r,r", [thread], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def matrices(at):
+    """Four 8 x 8 matrices from shared memory; a thread gives the address of a row and gets a pair of each."""
+    kinds: gl.constexpr = (gl.int32, gl.int32, gl.int32, gl.int32)
+    return gl.inline_asm_elementwise(MATRICES, "=r,=r,=r,=r,r", [at], dtype=kinds, is_pure=False, pack=1)
+
+
+@gluon.jit
+def run(text: gl.constexpr):
+    """An instruction without operands."""
+    gl.inline_asm_elementwise(text + "\nmov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+PIECE = gl.constexpr(TILES * 1024)  # bytes of 64 k of x
+WAIT = gl.constexpr("cp.async.wait_group 0;\nbar.warp.sync 0xffffffff;")
+BUFFER = gl.constexpr(".shared .align 128 .b8 x_ring[16384];\nmov.u32 $0, x_ring;")
+FETCH = gl.constexpr("cp.async.cg.shared.global [$1], [$2], 16, $3;\nmov.u32 $0, 0;")
+MMA = gl.constexpr("""mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32
+{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};""")
+
+
+@gluon.jit
+def fetch(x, ring, lane, worker, rows, piece: gl.constexpr):
+    """Ask for a piece of x, [8 TILES, 64]: a thread copies 16 bytes of every fourth row. Rows and k beyond the end become zeros."""
+    for j in gl.static_range(2 * TILES):
+        there = lane // 8 + 4 * j < rows
+        if (piece // PIECES + 1) * (WORKERS * BLOCK_K) > K:
+            k = (piece // PIECES * WORKERS + worker) * BLOCK_K + piece % PIECES * 64 + lane % 8 * 8
+            there = there & (k < K)
+        source = x + (piece // PIECES * (WORKERS * BLOCK_K) + piece % PIECES * 64 + 4 * j * K)
+        # the eight 16-byte parts of a row are turned by its number, so that eight rows of one part fill all banks
+        turned = (lane % 8) ^ (lane // 8 + 4 * (j % 2))
+        to = ring + (lane // 8 * 128 + turned * 16) + (piece % RING * PIECE + 512 * j)
+        gl.inline_asm_elementwise(FETCH, "=r,r,l,r", [to, source, gl.where(there, 16, 0)], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def mma(w, x0, x1, acc):
+    """w [16 n, 16 k] times x [8 m, 16 k], added to acc [16 n, 8 m]."""
+    kinds: gl.constexpr = (gl.float32, gl.float32, gl.float32, gl.float32)
+    operands = [w[0], w[1], w[2], w[3], x0, x1, acc[0], acc[1], acc[2], acc[3]]
+    return gl.inline_asm_elementwise(MMA, "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f", operands, dtype=kinds, is_pure=True, pack=1)
+
+
+@gluon.jit
+def replaced(values, i: gl.constexpr, value):
+    """A tuple with another value at one place."""
+    return values[:i] + (value,) + values[i + 1 :]
+
+
+@gluon.jit(do_not_specialize=["m_count"])
+def gemv_mma(
+    y_ptr,
     x_ptr,
     codes_ptr,
     scale_ptr,
     codebook_ptr,
     m_count,
 ):
-    """Each program computes BLOCK_N outputs for BLOCK_M rows of x, over every SPLIT-th step along k."""
-    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    share = tl.program_id(2)
-    j = tl.arange(0, BLOCK_K)
-    codebook_tile = tl.load(codebook_ptr + tl.arange(0, 16))
-    parts = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-    for turn in range(STEPS // SPLIT):
-        step = turn * SPLIT + share
-        k = step * BLOCK_K + j // 16 * 16 + j // 2 % 2 * 8 + j // 4 % 4 * 2 + j % 2
-        tall = (tl.program_id(1) * TALL + tl.arange(0, TALL))[:, None, None]
-        wide = (step * WIDE + tl.arange(0, WIDE))[None, :, None]
-        w_at = tall * 3072 + wide * WORDS + tl.arange(0, WORDS)[None, None, :]
-        w_tile = tl.load(codes_ptr + w_at, eviction_policy="evict_first")
-        x_tile = tl.load(x_ptr + m[:, None] * 1536 + k[None, :], mask=m[:, None] < m_count, other=0.0)
-        scale_at = tl.load(scale_ptr + n // 16 * 384 + step * BLOCK_K // 64 * 16 + n % 8 * 2 + n // 8 % 2)
-        shift = tl.arange(0, 8) * 4
-        w_codes = w_tile[:, :, :, None] >> shift[None, None, None, :]
-        w_value = look_up(codebook_tile, w_codes & 0xF).to(tl.float16)
-        w_value = w_value.reshape([TALL, WIDE, 8, 4, 2, 2, 2, 2, 2])
-        w_value = w_value.permute([0, 7, 2, 1, 4, 5, 3, 6, 8]).reshape([BLOCK_N, BLOCK_K])
-        part = tl.dot(w_value, tl.trans(x_tile))
-        scaled = part * scale_at[:, None].to(tl.float32)
-        parts += scaled
-    tl.store(parts_ptr + (share * m_count + m[None, :]) * N + n[:, None], parts, mask=(m[None, :] < m_count) & (n[:, None] < N))
-
-
-@triton.jit(do_not_specialize=["m_count"])
-def add_parts(
-    y_ptr,
-    parts_ptr,
-    m_count,
-):
-    """Adds the SPLIT partial sums of every output, in order."""
-    at = tl.program_id(0) * 1024 + tl.arange(0, 1024)
-    inside = at < m_count * N
-    acc = tl.load(parts_ptr + at, mask=inside, other=0.0)
-    for share in tl.static_range(1, SPLIT):
-        acc += tl.load(parts_ptr + share * m_count * N + at, mask=inside, other=0.0)
-    tl.store(y_ptr + at, acc.to(tl.float16), mask=inside)
+    """Each program computes 16 ROWS outputs for 8 TILES rows of x; its warps share the steps along k, each with a ring of x."""
+    thread = gl.arange(0, THREADS, EACH)
+    lane = thread % 32
+    worker = thread // 32
+    first = gl.program_id(0) * ROWS
+    base = gl.program_id(1) * (8 * TILES)
+    ring = gl.inline_asm_elementwise(BUFFER, "=r", [], dtype=gl.int32, is_pure=True, pack=1) + worker * (RING * PIECE)
+    codes = words_at(codes_ptr, first, lane, worker)
+    zero_ptr = scale_ptr  # no zeros
+    steps = ()
+    for turn in gl.static_range(AHEAD):
+        steps = steps + (step_of(codes, scale_ptr, zero_ptr, first, lane, worker, turn),)
+    full = fill(codebook_ptr, thread)
+    x = x_ptr + ((base + lane // 8) * K + worker * BLOCK_K + lane % 8 * 8)
+    for piece in gl.static_range(RING - 1):
+        fetch(x, ring, lane, worker, m_count - base, piece)
+        run("cp.async.commit_group;")
+    zero = gl.zeros([THREADS], gl.float32, EACH)
+    none = (zero, zero, zero, zero)
+    acc = ()
+    for _ in gl.static_range(ROWS * TILES):
+        acc = acc + (none,)
+    row_at = ring + lane % 8 * 128
+    for turn in gl.static_range(STEPS):
+        pairs = ()
+        for piece in gl.static_range(turn * PIECES, turn * PIECES + PIECES):
+            run(WAIT)
+            if piece + RING - 1 < STEPS * PIECES:
+                fetch(x, ring, lane, worker, m_count - base, piece + RING - 1)
+            run("cp.async.commit_group;")
+            for half in gl.static_range(2):
+                part = ((lane // 8 + 4 * half) ^ (lane % 8)) * 16
+                for tile in gl.static_range(TILES):
+                    pairs = pairs + (matrices(row_at + part + (piece % RING * PIECE + tile * 1024)),)
+        words, scales, zeros = steps[0]
+        sums = ()
+        for row in gl.static_range(ROWS):
+            parts = ()
+            for _ in gl.static_range(2 * TILES):
+                parts = parts + (none,)
+            for j in gl.static_range(BLOCK_K // 16):
+                if j % FRAGMENTS == 0:
+                    w = fragments_of(words[row * QUADS + j // FRAGMENTS], zeros[row], full)
+                for tile in gl.static_range(TILES):  # even and odd j are sums of their own: two chains of instructions
+                    pair = pairs[j // 2 * TILES + tile]
+                    if j % 2 == 0:
+                        parts = replaced(parts, tile, mma(w[j % FRAGMENTS], pair[0], pair[1], parts[tile]))
+                    else:
+                        parts = replaced(parts, TILES + tile, mma(w[j % FRAGMENTS], pair[2], pair[3], parts[TILES + tile]))
+            for tile in gl.static_range(TILES):
+                low, high, old = parts[tile], parts[TILES + tile], acc[row * TILES + tile]
+                part = (low[0] + high[0], low[1] + high[1], low[2] + high[2], low[3] + high[3])
+                a, b = two_of(scales[row])
+                scaled = (part[0] * a, part[1] * a, part[2] * b, part[3] * b)
+                sums = sums + ((old[0] + scaled[0], old[1] + scaled[1], old[2] + scaled[2], old[3] + scaled[3]),)
+        acc = sums
+        steps = steps[1:]
+        if turn + AHEAD < STEPS:
+            steps = steps + (step_of(codes, scale_ptr, zero_ptr, first, lane, worker, turn + AHEAD),)
+    # the sums of the warps meet in shared memory
+    SUMS: gl.constexpr = gl.BlockedLayout([WARPS, 1, 1], [1, 2, 16], [1, WARPS, 1], [2, 1, 0])
+    meet = gl.allocate_shared_memory(gl.float32, [ROWS * TILES, WARPS, 8, 16], gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
+    for i in gl.static_range(ROWS * TILES):
+        each = gl.join(gl.join(acc[i][0], acc[i][2]), gl.join(acc[i][1], acc[i][3]))  # thread, n // 8, m % 2
+        meet.index(i).store(each.reshape([WARPS, 8, 4, 2, 2]).permute([0, 2, 4, 3, 1]).reshape([WARPS, 8, 16]))
+    for i in gl.static_range(ROWS * TILES):
+        total = gl.sum(meet.index(i).load(SUMS), axis=0)
+        m = base + i % TILES * 8 + gl.arange(0, 8, gl.SliceLayout(1, gl.SliceLayout(0, SUMS)))[:, None]
+        n = (first + i // TILES) * 16 + gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(0, SUMS)))[None, :]
+        gl.store(y_ptr + m * N + n, total.to(gl.float16), mask=(m < m_count) & (n < N))
 
 
 PROBLEM = "m=9..16 n=256 k=1536 format=nf4(bits=4,step=1.0,origin=0.0,codebook=[-1.0,-0.6961928009986877,-0.5250730514526367,-0.39491748809814453,-0.28444138169288635,-0.18477343022823334,-0.09105003625154495,0.0,0.07958029955625534,0.16093020141124725,0.24611230194568634,0.33791524171829224,0.44070982933044434,0.5626170039176941,0.7229568362236023,1.0],group=64,scale=f16) x=f16 y=f16 accumulate=f32 bias=0 layout=n8@512,n2@8,n16@98304,k2@4,k4@128,k2@16,k2@32,k2@64,k24@4096;4/32"
-SCHEDULE = "template=gemm block_m=16 block_n=64 block_k=64 unit=mma side=left scale_at=accumulator zero_at=weight convert_at=register split_k=4 sum_at=global warps=4 stages=3 maxnreg=0 vector=4 ring=2 overlap=0"
+SCHEDULE = "template=gemv_mma block_m=16 block_n=16 block_k=64 unit=mma side=left scale_at=accumulator zero_at=weight convert_at=register split_k=1 sum_at=global warps=4 stages=2 maxnreg=0 vector=2 ring=2 overlap=0"
 
 if __name__ == "__main__":
     from w4gen.runtime.check import main

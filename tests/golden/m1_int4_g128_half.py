@@ -32,16 +32,16 @@ lop3.b32 $0, $4, 0x000f000f, 0x64006400, 0xea;
 mov.b32 b, 0xe408e408;
 add.f16x2 $0, $0, b;
 lop3.b32 $1, $4, 0x00f000f0, 0x64006400, 0xea;
-mov.b32 a, 0x2c002c00;
 mov.b32 b, 0xd480d480;
+mov.b32 a, 0x2c002c00;
 fma.rn.f16x2 $1, $1, a, b;
 shr.u32 t, $4, 8;
 lop3.b32 $2, t, 0x000f000f, 0x64006400, 0xea;
 mov.b32 b, 0xe408e408;
 add.f16x2 $2, $2, b;
 lop3.b32 $3, t, 0x00f000f0, 0x64006400, 0xea;
-mov.b32 a, 0x2c002c00;
 mov.b32 b, 0xd480d480;
+mov.b32 a, 0x2c002c00;
 fma.rn.f16x2 $3, $3, a, b;
 }""")
 MATRICES = gl.constexpr("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];")
@@ -102,14 +102,30 @@ def load(pointers, worker, layout: gl.constexpr, turn: gl.constexpr):
 
 
 @gluon.jit
+def step_of(codes, scale_ptr, zero_ptr, first, lane, worker, turn: gl.constexpr):
+    """Ask for a step of a worker: its words, and the scales and zeros that go with them for each 16 outputs."""
+    words = ()
+    scales = ()
+    zeros = ()
+    for row in gl.static_range(ROWS):
+        for quad in gl.static_range(QUADS):
+            at = (turn * WORKERS * QUADS + quad) * WORDS + row * ROW_WORDS
+            words = words + (load(codes + at, worker, FOUR, turn),)
+        at = scales_at(scale_ptr, first, lane, worker, turn) + row * ROW_SCALES
+        scales = scales + (load(at, worker, TWO, turn),)
+        zeros = zeros + (0,)
+    return words, scales, zeros
+
+
+@gluon.jit
 def values_of(word):
-    """The values of a word's codes, in pairs of neighbouring k."""
+    """The values of a word's codes in pairs of neighbouring k."""
     kinds: gl.constexpr = (gl.int32, gl.int32, gl.int32, gl.int32)
     return gl.inline_asm_elementwise(DECODE, "=&r,=&r,=&r,=&r,r", [word], dtype=kinds, is_pure=True, pack=1)
 
 
 @gluon.jit
-def fragments_of(words):
+def fragments_of(words, zeros, full):
     """The left operands of a quad's matrix instructions, one for each 16 of k: pairs of n and n + 8, then of k + 8."""
     w = four_of(words)
     v0 = values_of(w[0])
@@ -248,22 +264,22 @@ def gemv_half(
     worker = share * WARPS + thread // 32
     slots = gl.inline_asm_elementwise(OPEN, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
     codes = words_at(codes_ptr, first, lane, worker)
-    words = ()
-    scales = ()
+    zero_ptr = scale_ptr  # no zeros
+    steps = ()
     for turn in gl.static_range(AHEAD):
-        for quad in gl.static_range(QUADS):
-            words = words + (load(codes + (turn * WORKERS * QUADS + quad) * WORDS, worker, FOUR, turn),)
-        scales = scales + (load(scales_at(scale_ptr, first, lane, worker, turn), worker, TWO, turn),)
+        steps = steps + (step_of(codes, scale_ptr, zero_ptr, first, lane, worker, turn),)
+    full = 0
     run("griddepcontrol.wait;")  # weights may be read before the kernel in front ends, x may not
     own = gl.inline_asm_elementwise(BUFFER, "=r", [], dtype=gl.int32, is_pure=True, pack=1) + thread // 32 * (LOADS * 512)
     power = keep(x_ptr, own, lane, worker)
-    zero = gl.zeros([THREADS], gl.float32, EACH)
-    acc = (zero, zero)
+    none = gl.zeros([THREADS], gl.float32, EACH)
+    acc = (none, none)
     for turn in gl.static_range(STEPS):
-        part = (zero, zero)
+        words, scales, zeros = steps[0]
+        part = (none, none)
         for j in gl.static_range(BLOCK_K // 16):
             if j % FRAGMENTS == 0:
-                w = fragments_of(words[j // FRAGMENTS])
+                w = fragments_of(words[j // FRAGMENTS], zeros[0], full)
             if j % 2 == 0:
                 # every thread gives the same row of a matrix: all lanes of a column get their pair of x
                 x = matrices(own + lane // 8 * 16 + (turn * BLOCK_K * 2 + j * 32))
@@ -279,13 +295,9 @@ def gemv_half(
         a, b = two_of(scales[0])
         scaled = (part[0] * a, part[1] * b)
         acc = (acc[0] + scaled[0], acc[1] + scaled[1])
-        words = words[QUADS:]
-        scales = scales[1:]
+        steps = steps[1:]
         if turn + AHEAD < STEPS:
-            for quad in gl.static_range(QUADS):
-                at = ((turn + AHEAD) * WORKERS * QUADS + quad) * WORDS
-                words = words + (load(codes + at, worker, FOUR, turn + AHEAD),)
-            scales = scales + (load(scales_at(scale_ptr, first, lane, worker, turn + AHEAD), worker, TWO, turn + AHEAD),)
+            steps = steps + (step_of(codes, scale_ptr, zero_ptr, first, lane, worker, turn + AHEAD),)
     back = ((power + 127) << 23).to(gl.float32, bitcast=True)
     total = gl.sum(gl.join(acc[0] * back, acc[1] * back).reshape([WARPS, 8, 4, 2]), axis=2)
     SUMS: gl.constexpr = gl.BlockedLayout([WARPS, 1], [1, 32], [1, WARPS], [1, 0])

@@ -32,16 +32,16 @@ lop3.b32 $0, $4, 0x000f000f, 0x64006400, 0xea;
 mov.b32 b, 0xe408e408;
 add.f16x2 $0, $0, b;
 lop3.b32 $1, $4, 0x00f000f0, 0x64006400, 0xea;
-mov.b32 a, 0x2c002c00;
 mov.b32 b, 0xd480d480;
+mov.b32 a, 0x2c002c00;
 fma.rn.f16x2 $1, $1, a, b;
 shr.u32 t, $4, 8;
 lop3.b32 $2, t, 0x000f000f, 0x64006400, 0xea;
 mov.b32 b, 0xe408e408;
 add.f16x2 $2, $2, b;
 lop3.b32 $3, t, 0x00f000f0, 0x64006400, 0xea;
-mov.b32 a, 0x2c002c00;
 mov.b32 b, 0xd480d480;
+mov.b32 a, 0x2c002c00;
 fma.rn.f16x2 $3, $3, a, b;
 }""")
 MATRICES = gl.constexpr("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];")
@@ -102,14 +102,30 @@ def load(pointers, worker, layout: gl.constexpr, turn: gl.constexpr):
 
 
 @gluon.jit
+def step_of(codes, scale_ptr, zero_ptr, first, lane, worker, turn: gl.constexpr):
+    """Ask for a step of a worker: its words, and the scales and zeros that go with them for each 16 outputs."""
+    words = ()
+    scales = ()
+    zeros = ()
+    for row in gl.static_range(ROWS):
+        for quad in gl.static_range(QUADS):
+            at = (turn * WORKERS * QUADS + quad) * WORDS + row * ROW_WORDS
+            words = words + (load(codes + at, worker, FOUR, turn),)
+        at = scales_at(scale_ptr, first, lane, worker, turn) + row * ROW_SCALES
+        scales = scales + (load(at, worker, TWO, turn),)
+        zeros = zeros + (0,)
+    return words, scales, zeros
+
+
+@gluon.jit
 def values_of(word):
-    """The values of a word's codes, in pairs of neighbouring k."""
+    """The values of a word's codes in pairs of neighbouring k."""
     kinds: gl.constexpr = (gl.int32, gl.int32, gl.int32, gl.int32)
     return gl.inline_asm_elementwise(DECODE, "=&r,=&r,=&r,=&r,r", [word], dtype=kinds, is_pure=True, pack=1)
 
 
 @gluon.jit
-def fragments_of(words):
+def fragments_of(words, zeros, full):
     """The left operands of a quad's matrix instructions, one for each 16 of k: pairs of n and n + 8, then of k + 8."""
     w = four_of(words)
     v0 = values_of(w[0])
@@ -141,10 +157,10 @@ MMA = gl.constexpr("""mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32
 
 
 @gluon.jit
-def fetch(x, ring, lane, worker, m_count, piece: gl.constexpr):
+def fetch(x, ring, lane, worker, rows, piece: gl.constexpr):
     """Ask for a piece of x, [8 TILES, 64]: a thread copies 16 bytes of every fourth row. Rows and k beyond the end become zeros."""
     for j in gl.static_range(2 * TILES):
-        there = lane // 8 + 4 * j < m_count
+        there = lane // 8 + 4 * j < rows
         if (piece // PIECES + 1) * (WORKERS * BLOCK_K) > K:
             k = (piece // PIECES * WORKERS + worker) * BLOCK_K + piece % PIECES * 64 + lane % 8 * 8
             there = there & (k < K)
@@ -177,27 +193,24 @@ def gemv_mma(
     scale_ptr,
     m_count,
 ):
-    """Each program computes BLOCK_N outputs for every row of x. Its warps share the steps along k; each has a ring of x of its own."""
+    """Each program computes 16 ROWS outputs for 8 TILES rows of x; its warps share the steps along k, each with a ring of x."""
     run("griddepcontrol.launch_dependents;")
     thread = gl.arange(0, THREADS, EACH)
     lane = thread % 32
     worker = thread // 32
     first = gl.program_id(0) * ROWS
+    base = gl.program_id(1) * (8 * TILES)
     ring = gl.inline_asm_elementwise(BUFFER, "=r", [], dtype=gl.int32, is_pure=True, pack=1) + worker * (RING * PIECE)
     codes = words_at(codes_ptr, first, lane, worker)
-    words = ()
-    scales = ()
+    zero_ptr = scale_ptr  # no zeros
+    steps = ()
     for turn in gl.static_range(AHEAD):
-        for row in gl.static_range(ROWS):
-            for quad in gl.static_range(QUADS):
-                at = (turn * WORKERS * QUADS + quad) * WORDS + row * ROW_WORDS
-                words = words + (load(codes + at, worker, FOUR, turn),)
-            at = scales_at(scale_ptr, first, lane, worker, turn) + row * ROW_SCALES
-            scales = scales + (load(at, worker, TWO, turn),)
+        steps = steps + (step_of(codes, scale_ptr, zero_ptr, first, lane, worker, turn),)
+    full = 0
     run("griddepcontrol.wait;")  # weights may be read before the kernel in front ends, x may not
-    x = x_ptr + (lane // 8 * K + worker * BLOCK_K + lane % 8 * 8)
+    x = x_ptr + ((base + lane // 8) * K + worker * BLOCK_K + lane % 8 * 8)
     for piece in gl.static_range(RING - 1):
-        fetch(x, ring, lane, worker, m_count, piece)
+        fetch(x, ring, lane, worker, m_count - base, piece)
         run("cp.async.commit_group;")
     zero = gl.zeros([THREADS], gl.float32, EACH)
     none = (zero, zero, zero, zero)
@@ -210,12 +223,13 @@ def gemv_mma(
         for piece in gl.static_range(turn * PIECES, turn * PIECES + PIECES):
             run(WAIT)
             if piece + RING - 1 < STEPS * PIECES:
-                fetch(x, ring, lane, worker, m_count, piece + RING - 1)
+                fetch(x, ring, lane, worker, m_count - base, piece + RING - 1)
             run("cp.async.commit_group;")
             for half in gl.static_range(2):
                 part = ((lane // 8 + 4 * half) ^ (lane % 8)) * 16
                 for tile in gl.static_range(TILES):
                     pairs = pairs + (matrices(row_at + part + (piece % RING * PIECE + tile * 1024)),)
+        words, scales, zeros = steps[0]
         sums = ()
         for row in gl.static_range(ROWS):
             parts = ()
@@ -223,7 +237,7 @@ def gemv_mma(
                 parts = parts + (none,)
             for j in gl.static_range(BLOCK_K // 16):
                 if j % FRAGMENTS == 0:
-                    w = fragments_of(words[row * QUADS + j // FRAGMENTS])
+                    w = fragments_of(words[row * QUADS + j // FRAGMENTS], zeros[row], full)
                 for tile in gl.static_range(TILES):  # even and odd j are sums of their own: two chains of instructions
                     pair = pairs[j // 2 * TILES + tile]
                     if j % 2 == 0:
@@ -237,15 +251,9 @@ def gemv_mma(
                 scaled = (part[0] * a, part[1] * a, part[2] * b, part[3] * b)
                 sums = sums + ((old[0] + scaled[0], old[1] + scaled[1], old[2] + scaled[2], old[3] + scaled[3]),)
         acc = sums
-        words = words[ROWS * QUADS :]
-        scales = scales[ROWS:]
+        steps = steps[1:]
         if turn + AHEAD < STEPS:
-            for row in gl.static_range(ROWS):
-                for quad in gl.static_range(QUADS):
-                    at = ((turn + AHEAD) * WORKERS * QUADS + quad) * WORDS + row * ROW_WORDS
-                    words = words + (load(codes + at, worker, FOUR, turn + AHEAD),)
-                at = scales_at(scale_ptr, first, lane, worker, turn + AHEAD) + row * ROW_SCALES
-                scales = scales + (load(at, worker, TWO, turn + AHEAD),)
+            steps = steps + (step_of(codes, scale_ptr, zero_ptr, first, lane, worker, turn + AHEAD),)
     # the sums of the warps meet in shared memory
     SUMS: gl.constexpr = gl.BlockedLayout([WARPS, 1, 1], [1, 2, 16], [1, WARPS, 1], [2, 1, 0])
     meet = gl.allocate_shared_memory(gl.float32, [ROWS * TILES, WARPS, 8, 16], gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
@@ -254,7 +262,7 @@ def gemv_mma(
         meet.index(i).store(each.reshape([WARPS, 8, 4, 2, 2]).permute([0, 2, 4, 3, 1]).reshape([WARPS, 8, 16]))
     for i in gl.static_range(ROWS * TILES):
         total = gl.sum(meet.index(i).load(SUMS), axis=0)
-        m = i % TILES * 8 + gl.arange(0, 8, gl.SliceLayout(1, gl.SliceLayout(0, SUMS)))[:, None]
+        m = base + i % TILES * 8 + gl.arange(0, 8, gl.SliceLayout(1, gl.SliceLayout(0, SUMS)))[:, None]
         n = (first + i // TILES) * 16 + gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(0, SUMS)))[None, :]
         gl.store(y_ptr + m * N + n, total.to(gl.float16), mask=(m < m_count) & (n < N))
 

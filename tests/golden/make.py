@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import w4gen
+from w4gen.cache import address
 
 HERE = Path(__file__).parent
 README = HERE.parent.parent / "README.md"
@@ -32,9 +34,11 @@ def source(name: str) -> str:
 
 
 def readme() -> str:
-    """README.md with the first golden between its kernel marks."""
+    """README.md with the first golden between its kernel marks, and its folder's name in what `make demo` prints."""
     text, (before, after) = README.read_text(), ("<!-- kernel -->", "<!-- /kernel -->")
-    kernel = source(next(iter(KERNELS))).split("\n\nPROBLEM")[0].rstrip()
+    whole = source(next(iter(KERNELS)))
+    text = re.sub(r"kernels/[0-9a-f]{8}\.\.\.", f"kernels/{address(whole)[:8]}...", text)
+    kernel = whole.split("\n\nPROBLEM")[0].rstrip()
     start, end = text.index(before) + len(before), text.index(after)
     return f"{text[:start]}\n```python\n{kernel}\n```\n{text[end:]}"
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import cases
 import oracle
 import torch
 
 import w4gen
+from w4gen.codegen.render import Kernel
 from w4gen.formats import named
+from w4gen.ir.problem import Problem
+from w4gen.pipeline import compile
+from w4gen.runtime.dtypes import OURS
 from w4gen.runtime.launch import arch_of
+from w4gen.schedule.rules import bucket
 
-LIMIT = {torch.float16: oracle.LIMIT["f16"], torch.bfloat16: oracle.LIMIT["bf16"]}
+KINDS = [torch.float16, torch.bfloat16]
 
 
 @dataclass(frozen=True)
@@ -22,10 +28,22 @@ class Case:
     bias: torch.Tensor | None
 
     def error(self, y: torch.Tensor, x: torch.Tensor | None = None) -> float:
-        """Relative Frobenius error of y to the truth; NaN where y holds one."""
-        truth = (self.x if x is None else x).double() @ self.w.T
+        """Relative Frobenius error of y to the truth, or to what that would be if no sum cancelled; NaN where y holds one."""
+        x = (self.x if x is None else x).double()
+        truth = x @ self.w.T
         truth = truth if self.bias is None else truth + self.bias.double()
-        return float((y.double() - truth).norm() / truth.norm())
+        typical = (x**2 @ self.w.T**2).sum().sqrt()
+        return float((y.double() - truth).norm() / torch.maximum(truth.norm(), typical))
+
+    def limit(self, m: int = 0, kernel: Kernel | None = None, outputs: int = 0) -> float:
+        """The largest error that y may have, with `m` rows (default: all of x) by `kernel` (default: that of the layer)."""
+        m, weight = m or self.x.shape[0], self.layer.weight
+        if kernel is None:
+            x = OURS[self.x.dtype]
+            asked = Problem(m=bucket(m), n=weight.n, k=weight.k, format=weight.format, layout=weight.layout, x=x, y=x)
+            kernel = compile(replace(asked, bias=self.bias is not None), arch_of(self.x.device))
+        halves = kernel.schedule.unit == "halves"
+        return oracle.limit(cases.NAMES[self.x.dtype], outputs or m * weight.n, cases.rounded(kernel), weight.k, halves)
 
 
 def case(form: str, m: int, n: int, k: int, kind: torch.dtype = torch.float16, bias: bool = False) -> Case:
@@ -57,12 +75,6 @@ def case(form: str, m: int, n: int, k: int, kind: torch.dtype = torch.float16, b
     x = torch.randn(m, k, device="cuda").to(kind)
     added = torch.randn(n, device="cuda").to(kind) if bias else None
     return Case(x, w4gen.Linear(w4gen.Weight.from_codes(codes, scales, zeros, form), added), w, added)
-
-
-def limit_of(form: str, m: int, kind: torch.dtype, n: int, k: int) -> float:
-    """What the kernel that answers may have: twice the limit where products are added up in halves inside 64 k."""
-    name = w4gen.compile(f"{m}x{k}x{n}", form, dtype=name_of(kind), arch=arch_of(torch.device("cuda")).name).name
-    return 6e-4 if name == "gemv_half" else LIMIT[kind]
 
 
 def name_of(kind: torch.dtype) -> str:

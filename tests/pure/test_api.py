@@ -29,7 +29,7 @@ def test_a_malformed_shape_is_refused(text: str) -> None:
         ({"shape": "0x1536x256"}, "m=0 is not a positive whole number"),
         ({"shape": "1x0x256"}, "k=0 is not a positive whole number"),
         ({"shape": "1x1536x-3"}, "n=-3 is not a positive whole number"),
-        ({"shape": "1x1536x256", "format": "int5_g128"}, "unknown format 'int5_g128': the nearest is int4_g128"),
+        ({"shape": "1x1536x256", "format": "int9_g128"}, "unknown format 'int9_g128': the nearest is int"),
         ({"shape": "1x1536x256", "format": "int4_g0"}, "the group must be positive"),
         ({"shape": "1x1536x256", "format": "nf4_g-64"}, "the group must be positive"),
         ({"shape": "1x1536x256", "arch": "sm_9"}, "unknown arch 'sm_9': the nearest is sm_90"),
@@ -59,7 +59,7 @@ def test_the_arch_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatch)
     assert "--arch sm_80" in w4gen.compile("1x1536x256", arch="sm_80").source
 
 
-@pytest.mark.parametrize(("low", "high"), [(2, 8), (9, 16), (17, 32), (33, 64), (65, 128), (129, 2**20)])
+@pytest.mark.parametrize(("low", "high"), [(2, 8), (9, 16), (17, 32), (33, 64), (65, 128), (129, 2**31 - 1)])
 @pytest.mark.parametrize("form", ["int4_g128", "nf4_g64"])
 def test_rendering_is_deterministic(form: str, low: int, high: int) -> None:
     """One text for all M of a bucket, every time."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import hypothesis
 import numpy as np
 import oracle
 import pytest
@@ -13,10 +14,11 @@ from hypothesis import strategies as st
 
 from w4gen.errors import FormatError
 from w4gen.formats import named
-from w4gen.ir.layout import Layout, beside, matrix, pack, rows, unpack
+from w4gen.ir.groups import beside
+from w4gen.ir.layout import Layout, dense, matrix, pack, planes, rows, unpack
 from w4gen.ir.types import Format
 from w4gen.schedule.arch import ARCHES, M16K16
-from w4gen.schedule.order import WASTE, fragment_order, layout_for
+from w4gen.schedule.stored import WASTE, fragment_order, layout_for, layouts_for
 
 WORDS = np.dtype("u4")
 
@@ -32,38 +34,84 @@ SOME = [
     beside(fragment_order(named("int4_g128"), M16K16, 40, 384), 3, 16),
     beside(fragment_order(named("int8_g128"), M16K16, 16, 128), 1, 32),
     matrix({"n": 3, "g": 5}, 16),
+    *(way(2, 40, bits) for bits in (3, 5, 6, 7) for way in (rows, dense, planes)),
+    planes(2, 600, 3, 16),
 ]
 
 
 def random_codes(layout: Layout) -> np.ndarray:
     shape = [layout.size(axis) for axis in layout.axes]
-    return np.random.default_rng(1).integers(0, min(2**layout.bits, 2**31), shape).astype("u1" if layout.bits < 16 else "i8")
+    return np.random.default_rng(1).integers(0, min(2**layout.width, 2**31), shape).astype("u1" if layout.bits < 16 else "i8")
 
 
-def addresses(layout: Layout) -> dict[tuple[int, ...], int]:
-    """Index -> bit, element by element."""
+def addresses(layout: Layout, bit: int = 0) -> dict[tuple[int, ...], int]:
+    """Index -> place of a bit, element by element."""
     every = itertools.product(*(range(layout.size(axis)) for axis in layout.axes))
-    return {index: layout.address(**dict(zip(layout.axes, index, strict=True))) for index in every}
+    return {index: layout.address(bit, **dict(zip(layout.axes, index, strict=True))) for index in every}
 
 
 def check_one_place_each(layout: Layout) -> None:
-    """No two elements share a bit, none crosses a unit, none lies outside."""
-    places = list(addresses(layout).values())
-    bits = {place + bit for place in places for bit in range(layout.bits)}
-    assert len(bits) == len(places) * layout.bits
-    assert all(place % layout.unit + layout.bits <= layout.unit for place in places)
-    assert max(bits) < layout.units * layout.unit
+    """No two elements share a bit, none lies outside; none crosses a word but in units of several words."""
+    places = [list(addresses(layout, bit).values()) for bit in range(layout.width)]
+    bits = {place for each in places for place in each}
+    assert len(bits) == sum(map(len, places))
+    assert max(bits) < layout.length * min(layout.unit, 32)
+    for plane in layout.planes:
+        assert all(place % plane.unit + plane.bits <= plane.unit for place in addresses(plane).values())
 
 
 def check_packing(layout: Layout) -> None:
-    """Each element lies in the units at its address, and unpacking gives all of them back."""
+    """Each bit of each element is where its address says, and unpacking gives all elements back."""
+    codes, word = random_codes(layout), min(layout.unit, 32)
+    stored = pack(layout, codes, np)
+    assert stored.shape == (layout.length,)
+    for bit in range(layout.width):
+        for index, place in addresses(layout, bit).items():
+            assert (int(stored[place // word]) >> place % word) & 1 == (int(codes[index]) >> bit) & 1
+    assert np.array_equal(unpack(layout, stored, np), codes)
+
+
+@given(weights.wide_layouts())
+def test_codes_of_any_width_are_given_back(layout: Layout) -> None:
     codes = random_codes(layout)
-    units = pack(layout, codes, np)
-    assert units.shape == (layout.units,)
-    for index, place in addresses(layout).items():
-        unit = int(units[place // layout.unit])
-        assert (unit >> place % layout.unit) & (2**layout.bits - 1) == codes[index]
-    assert np.array_equal(unpack(layout, units, np), codes)
+    stored = pack(layout, codes, np)
+    assert stored.shape == (layout.length,)
+    assert stored.dtype == np.int32
+    assert np.array_equal(unpack(layout, stored, np), codes)
+    assert Layout.parse(str(layout)) == layout
+
+
+@hypothesis.settings(max_examples=10)
+@given(weights.wide_layouts().filter(lambda layout: layout.size("k") <= 256))
+def test_codes_of_any_width_lie_where_their_addresses_say(layout: Layout) -> None:
+    check_one_place_each(layout)
+    check_packing(layout)
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+@pytest.mark.parametrize("k", [1, 128, 131])
+def test_a_dense_row_is_the_stream_of_bits_that_checkpoints_hold(bits: int, k: int, rng: np.random.Generator) -> None:
+    codes, layout = rng.integers(0, 2**bits, (3, k)).astype("u1"), dense(3, k, bits)
+    padded = np.zeros((3, layout.size("k")), "u1")
+    padded[:, :k] = codes
+    found, expected = pack(layout, padded, np).view("u4").reshape(3, -1), oracle.stream(codes, bits)
+    assert np.array_equal(found[:, : expected.shape[1]], expected)
+    assert not found[:, expected.shape[1] :].any()
+
+
+@pytest.mark.parametrize(("bits", "widths"), [(3, (2, 1)), (5, (4, 1)), (6, (4, 2)), (7, (4, 2, 1))])
+@pytest.mark.parametrize("run", [1, 16])
+def test_planes_are_rows_of_the_low_and_the_high_bits(
+    bits: int, widths: tuple[int, ...], run: int, rng: np.random.Generator
+) -> None:
+    codes = rng.integers(0, 2**bits, (3, 1024)).astype("u1")
+    layout = planes(3, 1024, bits, run)
+    below, expected = 0, []
+    for width in widths:
+        expected.append(oracle.pack_rows((codes >> below) % 2**width, width, run).ravel())
+        below += width
+    assert np.array_equal(pack(layout, codes, np).view("u4"), np.concatenate(expected))
+    assert layout.length * 32 == 3 * 1024 * bits
 
 
 @given(weights.layouts())
@@ -180,6 +228,8 @@ def test_scales_beside_rows_are_row_major() -> None:
 @pytest.mark.parametrize(
     ("digits", "message"),
     [
+        ("k16@2;2/32+k8@1;1/32", "its planes do not hold the same elements"),
+        ("k20@2;2/40", "a unit of 40 bits is not whole words"),
         ("n2@0,k8@4,k2@32;4/32", "is not one place per element: digit n2@0 should start at bit 4"),
         ("k8@4,k2@16;4/32", "digit k2@16 should start at bit"),
         ("k8@4,n2@64;4/32", "digit n2@64 should start at bit 32"),
@@ -198,20 +248,24 @@ def test_text_that_is_no_layout_is_refused(text: str) -> None:
         Layout.parse(text)
 
 
-@given(st.sampled_from(["int4_g128", "nf4_g64"]), st.integers(1, 300), st.integers(1, 30000))
-def test_the_stored_layout_wastes_little_or_has_the_smallest_granule(name: str, n: int, k: int) -> None:
-    """Where blocks of fragments would waste more than 5 % of the bytes, rows are used; of these, the widest that waste less."""
-    blocks, layout = fragment_order(named(name), M16K16, n, k), layout_for(named(name), ARCHES["sm_90"], n, k)
-    held = -(-n // 16) * 16 * (-(-k // 64) * 64)
-    assert blocks.size("n") * blocks.size("k") == held
-    if held <= 1.05 * n * k:
-        assert layout == blocks
-        return
-    padding = layout.size("k") - k
-    assert layout.row_units() is not None
-    assert 0 <= padding <= WASTE * k or layout == rows(n, k, 4)
-    assert padding < 4 * 8 or padding <= WASTE * k
+@given(st.integers(1, 8), st.integers(1, 300), st.integers(1, 30000))
+def test_the_stored_layout_has_about_the_fewest_bytes(bits: int, n: int, k: int) -> None:
+    form = Format("mine", bits=bits)
+    layout = layout_for(form, ARCHES["portable"], n, k)
+    fewest = min(each.length for each in layouts_for(form, n, k))
+    assert layout.length <= (1 + WASTE) * fewest
     assert layout.size("n") == n
+    assert layout.size("k") >= k
+    # a row is whole quads of words, in every plane
+    assert layout.length * 32 <= max(1.05 * n * k * bits, n * (k + 4 * 32) * bits)
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+@pytest.mark.parametrize("k", [128, 384, 576 * 2, 4096, 5248, 11008])
+def test_whole_groups_of_128_are_stored_without_padding(bits: int, k: int) -> None:
+    layout = layout_for(Format("mine", bits=bits), ARCHES["portable"], 64, k)
+    assert 64 * k * bits <= layout.length * 32 <= 1.02 * 64 * k * bits
+    assert dense(64, k, bits).length * 32 == 64 * k * bits
 
 
 @pytest.mark.parametrize(

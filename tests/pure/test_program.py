@@ -18,19 +18,21 @@ from w4gen.codegen.render import render
 from w4gen.errors import FormatError, ScheduleError, ShapeError
 from w4gen.formats import named
 from w4gen.ir.interpret import interpret, offline
-from w4gen.ir.layout import rows, unpack
+from w4gen.ir.layout import planes, rows, unpack
 from w4gen.ir.lower import lower
 from w4gen.ir.problem import Problem
 from w4gen.ir.program import Builder, Program, rewrite
+from w4gen.ir.rounding import roundings
 from w4gen.ir.show import show
 from w4gen.ir.tile import Const, Convert, Dot, Input, Pack, Pad, Reduce, Slice, Space, Unpack
 from w4gen.ir.types import BF16, F16, F32, Format
 from w4gen.ir.verify import verify
+from w4gen.schedule.apply import FAST, apply
 from w4gen.schedule.arch import ARCHES, M16K16, Arch
-from w4gen.schedule.order import fragment_order
 from w4gen.schedule.rewrite import padded_group
-from w4gen.schedule.rules import FAST, apply, pick
+from w4gen.schedule.rules import pick
 from w4gen.schedule.schedule import Schedule
+from w4gen.schedule.stored import fragment_order, layout_for
 
 PORTABLE, SM_80, SM_90 = ARCHES["portable"], ARCHES["sm_80"], ARCHES["sm_90"]
 FAMILIES = [
@@ -44,6 +46,11 @@ FAMILIES = [
     (named("uint4_m"), oracle.UINT4),
     (named("int8_z"), oracle.INT8),
     (named("int4_m"), oracle.INT4),
+    (Format("int3", bits=3, origin=-4.0), [code - 4.0 for code in range(8)]),
+    (Format("uint7", bits=7), [float(code) for code in range(128)]),
+    (Format("learned", bits=6, codebook=tuple(code**2 / 64 for code in range(64))), [code**2 / 64 for code in range(64)]),
+    (Format("e2m3", bits=6, minifloat="e2m3"), oracle.small_float(2, 3)),
+    (Format("e2m2", bits=5, minifloat="e2m2"), oracle.small_float(2, 2)),
     (named("nf4_m"), oracle.NF4),
 ]
 
@@ -66,7 +73,8 @@ def problems(draw: st.DrawFn) -> tuple[Problem, list[float]]:
     run = draw(st.sampled_from([None, 1, 4, 8, 16]))
     x = draw(st.sampled_from([F16, BF16]))
     m = draw(st.sampled_from([(1, 1), (2, 5), (2, 16)]))
-    layout = rows(n, k, form.bits, run) if run else None
+    way = draw(st.sampled_from([rows, planes]))
+    layout = way(n, k, form.bits, run) if run else None
     return Problem(m=m, n=n, k=k, format=form, layout=layout, x=x, y=x, bias=draw(st.booleans())), values
 
 
@@ -74,7 +82,8 @@ def problems(draw: st.DrawFn) -> tuple[Problem, list[float]]:
 def schedules(draw: st.DrawFn, problem: Problem) -> Schedule:
     """Any choice for gemv; some are not legal for the problem, and `apply` says so."""
     unit = "lanes" if problem.m == (1, 1) else "mma"
-    granule = 32 // problem.format.bits * (4 if unit == "lanes" else 1)
+    layout = problem.layout or layout_for(problem.format, PORTABLE, problem.n, problem.k)
+    granule = layout.narrowest.per_unit * (4 if unit == "lanes" else 1)
     return Schedule(
         template="gemv",
         unit=unit,
@@ -178,12 +187,14 @@ def vendors(draw: st.DrawFn) -> tuple[Problem, list[float], Schedule]:
     form = replace(form, group=draw(st.sampled_from([3, 16, 50, 64, -1])), scale=draw(st.sampled_from([F16, BF16, F32])))
     form = form if form.zero is None else replace(form, zero=draw(st.sampled_from([F16, BF16, F32])))
     kind = draw(st.sampled_from(["any", "any", "rows", "fragments"]))
-    if kind == "any":
+    if kind == "any" and 32 % form.bits == 0:
         layout = draw(weights.layouts((form.bits,)))
         n, k = (draw(st.integers(max(1, layout.size(axis) // 2), layout.size(axis))) for axis in "nk")
     else:
         n, k = draw(st.integers(1, 40)), draw(st.integers(1, 300))
-        layout = fragment_order(form, M16K16, n, k) if kind == "fragments" else rows(n, k, form.bits, 16)
+        fragments = kind == "fragments" and 32 % form.bits == 0
+        way = draw(st.sampled_from([rows, planes]))
+        layout = fragment_order(form, M16K16, n, k) if fragments else way(n, k, form.bits, 16)
     x = draw(st.sampled_from([F16, BF16]))
     problem = Problem(m=(2, 5), n=n, k=k, format=form, layout=layout, x=x, y=x, bias=draw(st.booleans()))
     schedule = Schedule(
@@ -198,13 +209,13 @@ def vendors(draw: st.DrawFn) -> tuple[Problem, list[float], Schedule]:
     return problem, values, schedule
 
 
-@given(problems())
-def test_a_logical_program_gives_the_truth(asked: tuple[Problem, list[float]]) -> None:
-    problem, values = asked
-    case = weights.case(problem, values)
+@given(st.data())
+def test_a_logical_program_gives_the_truth(data: st.DataObject) -> None:
+    problem, values = data.draw(problems())
+    case = data.draw(weights.extremes(problem, values))
     y = interpret(lower(problem), case.data)
     assert y.shape == case.truth.shape
-    assert case.error(y) <= oracle.HALF_UNIT[problem.y.name]
+    assert not case.misses(y, 1)
 
 
 @given(st.data())
@@ -213,27 +224,37 @@ def test_every_legal_schedule_keeps_the_meaning(data: st.DataObject) -> None:
     schedule = data.draw(schedules(problem))
     try:
         program = verify(apply(lower(problem), schedule, PORTABLE), PORTABLE, schedule.warps)
+        assert ast.parse(render(program, schedule, "portable").source)
     except (ScheduleError, FormatError):
         assume(False)
-    case = weights.case(problem, values)
-    y, plain = interpret(program, case.data), interpret(lower(problem), case.data)
-    # with one output and one input nothing averages out: y is rounded once, and so is a weight multiplied in x's type
-    half = oracle.HALF_UNIT[problem.y.name]
-    assert case.error(y) <= 2.01 * half
-    assert oracle.error(y, plain.astype(np.float64), case.typical) <= 3.01 * half
+    case = data.draw(weights.extremes(problem, values))
+    assert not case.misses(interpret(program, case.data), roundings(program))
 
 
-@given(gemms() | vendors() | fast())
-def test_every_gemm_and_every_dequantization_keeps_the_meaning(asked: tuple[Problem, list[float], Schedule]) -> None:
+@given(st.data())
+def test_every_gemm_and_every_dequantization_keeps_the_meaning(data: st.DataObject) -> None:
     """None is refused; the text of each is rendered, so that its ledger holds too."""
-    problem, values, schedule = asked
+    problem, values, schedule = data.draw(gemms() | vendors() | fast())
     program = verify(apply(lower(problem), schedule, SM_90), replace(SM_90, registers=10**6), schedule.warps)
     assert ast.parse(render(program, schedule, "sm_90").source)
-    case = weights.case(problem, values)
-    y, plain = interpret(program, case.data), interpret(lower(problem), case.data)
-    half = oracle.HALF_UNIT[problem.y.name]
-    assert case.error(y) <= 2.01 * half
-    assert oracle.error(y, plain.astype(np.float64), case.typical) <= 3.01 * half
+    case = data.draw(weights.extremes(problem, values))
+    assert not case.misses(interpret(program, case.data), roundings(program))
+
+
+@given(st.data())
+def test_the_rules_answer_for_any_layout(data: st.DataObject) -> None:
+    """Rows of one word and of odd numbers of words among them, and words that hold several rows."""
+    form, values = data.draw(st.sampled_from(FAMILIES))
+    form = replace(form, group=data.draw(st.sampled_from([3, 16, 64, -1])))
+    layout = data.draw(weights.row_layouts(form.bits) | weights.layouts((form.bits,)))
+    n, k = (data.draw(st.integers(max(1, layout.size(axis) - 5), layout.size(axis))) for axis in "nk")
+    m = data.draw(st.sampled_from([(1, 1), (2, 5), (17, 18), (129, 130)]))
+    program = lower(Problem(m=m, n=n, k=k, format=form, layout=layout, bias=data.draw(st.booleans())))
+    schedule = pick(program, PORTABLE)
+    scheduled = verify(apply(program, schedule, PORTABLE), PORTABLE, schedule.warps)
+    assert ast.parse(render(scheduled, schedule, "portable").source)
+    case = weights.case(program.problem, values)
+    assert not case.misses(interpret(scheduled, case.data), roundings(scheduled))
 
 
 @pytest.mark.parametrize("arch", [PORTABLE, SM_90], ids=lambda arch: arch.name)
@@ -247,9 +268,8 @@ def test_what_the_rules_pick_is_within_the_limit(name: str, m: tuple[int, int], 
     case = weights.case(problem, oracle.VALUES[form.name])
     program = lower(problem)
     schedule = pick(program, arch)
-    y = interpret(apply(program, schedule, arch), case.data)
-    rounded = schedule.unit == "vendor" and form.bits == 8  # each weight to x's type, as y is: 2.97e-4 on average in f16
-    assert oracle.error(y, case.truth) <= (1.05 if rounded else 1) * oracle.LIMIT[x.name]
+    program = apply(program, schedule, arch)
+    assert case.error(interpret(program, case.data)) <= case.limit(roundings(program))
 
 
 @pytest.mark.parametrize("arch", [PORTABLE, SM_90], ids=lambda arch: arch.name)
@@ -308,8 +328,8 @@ def test_ladders_example_is_padded_sliced_converted_and_mapped() -> None:
 def test_ladders_example_gives_the_truth() -> None:
     problem, program = ladder()
     case = weights.case(problem, oracle.NF4)
-    assert oracle.error(interpret(program, case.data), case.truth) <= oracle.LIMIT["f16"]
-    assert oracle.error(interpret(lower(problem), case.data), case.truth) <= oracle.LIMIT["f16"]
+    assert case.error(interpret(program, case.data)) <= case.limit(2)
+    assert case.error(interpret(lower(problem), case.data)) <= case.limit()
 
 
 @pytest.mark.parametrize(
@@ -398,8 +418,7 @@ def test_blocks_beyond_the_crop_of_a_store_write_nothing(n: int) -> None:
     problem = Problem(m=(17, 20), n=n, k=64, format=form, layout=fragment_order(form, M16K16, n, 64))
     program, case = lower(problem), weights.case(problem, oracle.NF4)
     for arch in (PORTABLE, SM_80):
-        y = interpret(apply(program, pick(program, arch), arch), case.data)
-        assert case.error(y) <= 2.01 * oracle.HALF_UNIT["f16"]
+        assert not case.misses(interpret(apply(program, pick(program, arch), arch), case.data), 2)
 
 
 def test_partial_sums_in_global_memory_give_two_kernels() -> None:
@@ -435,7 +454,7 @@ def test_partial_sums_are_of_steps_in_rotation(schedule: Schedule) -> None:
         x = np.zeros_like(case.data["x"])
         x[:, 128 * step : 128 * step + 128] = case.data["x"][:, 128 * step : 128 * step + 128]
         truth = oracle.linear(x, case.w)
-        assert oracle.error(interpret(program, case.data | {"x": x}), truth) <= oracle.LIMIT["f16"]
+        assert oracle.error(interpret(program, case.data | {"x": x}), truth) <= case.limit()
 
 
 def test_offline_and_per_call_parts_are_all_of_a_program() -> None:

@@ -14,20 +14,23 @@ from pathlib import Path
 import pytest
 
 from w4gen import paths
-from w4gen.codegen.render import Kernel, read, render
+from w4gen.codegen.render import PRINTERS, Kernel, read, render
 from w4gen.errors import TemplateError, W4Error
 from w4gen.formats import named
 from w4gen.ir.decode import decode
-from w4gen.ir.layout import Layout, beside, rows
+from w4gen.ir.groups import beside
+from w4gen.ir.layout import Layout, rows
 from w4gen.ir.lower import lower
 from w4gen.ir.problem import Problem
 from w4gen.ir.program import Builder, rewrite
 from w4gen.ir.tile import Block, Convert, Dot, Field, Reduce, Repeat, Slice, Space, Split, Store, Unpack
 from w4gen.ir.types import BF16, F16, F32, Format
+from w4gen.pipeline import made
+from w4gen.schedule.apply import FAST, apply
 from w4gen.schedule.arch import ARCHES, M16K16, SM_80, Arch
-from w4gen.schedule.order import fragment_order
-from w4gen.schedule.rules import BUCKETS, FAST, apply, pick
+from w4gen.schedule.rules import BUCKETS, pick
 from w4gen.schedule.schedule import Schedule
+from w4gen.schedule.stored import fragment_order
 
 PORTABLE, SM_90 = ARCHES["portable"], ARCHES["sm_90"]
 PLAIN = replace(SM_80, features=SM_80.features - {"gluon"})
@@ -94,7 +97,7 @@ FAST_MMA = Schedule(template="gemv_mma", block_m=8, block_n=16, block_k=128, uni
 FAST_HALF = Schedule(
     template="gemv_half", block_n=16, block_k=128, unit="halves", split_k=3, sum_at="shared", stages=3, overlap=1
 )
-DENSE = {"m": (129, 2**20), "n": 250, "format": named("uint4_g64_m")}
+DENSE = {"m": (129, 2**31 - 1), "n": 250, "format": named("uint4_g64_m")}
 QUESTIONS: dict[str, tuple[str, dict[str, object], Schedule | None]] = {
     "gemv": ("gemv", {}, None),
     "gemm": ("gemm", GEMM | {"bias": True}, ONE),
@@ -207,7 +210,7 @@ def test_an_unknown_name_in_a_template_is_an_error(changed) -> None:  # type: ig
 
 def test_a_kernel_takes_the_tiles_of_its_program(changed) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(TemplateError, match="gemv takes"):
-        rendered(asked(), folder=changed("    scale_ptr,\n", ""))
+        rendered(asked(), folder=changed("    #{{ weights() }}\n", "    codes_ptr,\n"))
 
 
 def test_a_schedule_field_that_no_template_reads_is_an_error() -> None:
@@ -237,12 +240,32 @@ def test_a_schedule_without_a_printer_is_an_error() -> None:
     [
         ({"warps": 2, "block_n": 16}, "gives each of 2 warps 16 outputs"),
         ({"warps": 8}, "gives each of 8 warps 16 outputs"),
-        ({"side": "right"}, "take side=left"),
+        ({"side": "right"}, "template=gemm is made for unit=mma side=left, not for unit=mma side=right: take that, or another"),
     ],
 )
 def test_tiles_that_gemm_cannot_print_are_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(TemplateError, match=message):
         rendered(asked(m=(17, 32), format=named("int4_row")), replace(ONE, **change))
+
+
+@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64", "uint4_g50_z"])
+@pytest.mark.parametrize("m", [(1, 1), (2, 8), (17, 32), (129, 200)], ids=str)
+@pytest.mark.parametrize("template", ["gemv", "gemm", "dequant"])
+def test_a_template_prints_what_it_is_made_for_and_refuses_the_rest(template: str, m: tuple[int, int], form: str) -> None:
+    """Every unit and side with every template: a kernel or a `W4Error`, never another exception."""
+    problem, kernels = asked(m=m, format=named(form)), 0
+    picked = pick(lower(problem), PORTABLE)
+    for unit, side, scale_at in itertools.product(("lanes", "mma", "vendor"), ("left", "right"), ("weight", "accumulator")):
+        convert_at = "global" if unit == "vendor" else "register"
+        for change in ({}, {"block_m": 16, "block_n": 64, "block_k": 128}):
+            changed = {"unit": unit, "side": side, "scale_at": scale_at, "zero_at": "weight", "convert_at": convert_at}
+            try:
+                made(lower(problem), replace(picked, template=template, **changed, **change), PORTABLE)
+            except W4Error:
+                continue
+            kernels += 1
+            assert (unit, side) in PRINTERS[template].UNITS
+    assert kernels or template != picked.template
 
 
 @pytest.mark.parametrize("schedule", [ONE, SPLIT, FAST_MMA], ids=lambda schedule: schedule.template)
@@ -450,7 +473,7 @@ def every_kernel(template: str) -> dict[str, Kernel]:
         "gemm": ((17, 32), SPLIT, GEMM_CHANGES),
         "gemv_mma": ((2, 8), FAST_MMA, MMA_CHANGES),
         "gemv_half": ((1, 1), FAST_HALF, HALF_CHANGES),
-        "dequant": ((129, 2**20), pick(lower(asked(m=(129, 2**20))), PORTABLE), DENSE_CHANGES),
+        "dequant": ((129, 2**31 - 1), pick(lower(asked(m=(129, 2**31 - 1))), PORTABLE), DENSE_CHANGES),
     }[template]
     changed = {what: rendered(asked(**{"m": m, **p}), replace(base, **s)) for what, (p, s) in changes.items()}
     return {"nothing": rendered(asked(m=m), base), **changed}
@@ -551,7 +574,7 @@ DENSE_NODES: dict[str, tuple[str, object, object]] = {
 
 @pytest.mark.parametrize("what", DENSE_NODES)
 def test_changing_any_one_node_of_a_dequantization_changes_the_text_or_is_refused(what: str) -> None:
-    problem = asked(m=(129, 2**20))
+    problem = asked(m=(129, 2**31 - 1))
     change_one(problem, pick(lower(problem), PORTABLE), *DENSE_NODES[what])
 
 
@@ -663,8 +686,8 @@ def test_a_carried_sum_is_noticed(line: str) -> None:
 PIECES = {
     ("gemv", (1, 1)): [("gemv", (("n", 1),))],
     ("gemm", (17, 32)): [("gemm", (("m", 32), ("n", 64), ("part", 1))), ("add_parts", (("y", 1024),))],
-    ("dequant", (129, 2**20)): [("dequant", (("k", 512), ("n", 4)))],
-    ("gemv_mma", (2, 8)): [("gemv_mma", (("n", 16),))],
+    ("dequant", (129, 2**31 - 1)): [("dequant", (("k", 512), ("n", 4)))],
+    ("gemv_mma", (2, 8)): [("gemv_mma", (("n", 16), ("m", 8)))],
     ("gemv_half", (1, 1)): [("gemv_half", (("n", 16),))],
 }
 HOME = {"gemv": PORTABLE, "gemm": PLAIN, "dequant": PORTABLE, "gemv_mma": SM_90, "gemv_half": SM_90}
@@ -695,8 +718,19 @@ def test_programs_cover_every_row_and_output() -> None:
         columns = -(-250 // kernel.schedule.block_n)
         assert kernel.programs(gemm, m) == (-(-m // kernel.schedule.block_m), columns, kernel.schedule.split_k)
         assert kernel.programs(add, m) == (-(-m * 250 // 1024), 1, 1)
-    (dense,) = rendered(asked(m=(129, 2**20), n=250)).pieces
-    assert rendered(asked(m=(129, 2**20), n=250)).programs(dense, 4096) == (3, 63, 1)
+    (dense,) = rendered(asked(m=(129, 2**31 - 1), n=250)).pieces
+    assert rendered(asked(m=(129, 2**31 - 1), n=250)).programs(dense, 4096) == (3, 63, 1)
+
+
+@pytest.mark.parametrize(("n", "wide"), [(2**18 - 1, False), (2**18, True)])
+def test_a_dense_weight_beyond_32_bits_is_addressed_with_64(n: int, wide: bool) -> None:
+    assert ("n = n.to(tl.int64)" in rendered(asked(m=(129, 200), n=n, k=2**13)).source) == wide
+
+
+@pytest.mark.parametrize("m", [(1, 1), (2, 16), (17, 32)], ids=str)
+def test_what_32_bits_do_not_reach_is_refused_by_other_templates(m: tuple[int, int]) -> None:
+    with pytest.raises(TemplateError, match=r"codes\.stored has more elements than indices of 32 bits reach: take unit=vendor"):
+        rendered(asked(m=m, n=2**20, k=2**14))
 
 
 @pytest.mark.parametrize("m", BUCKETS, ids=str)

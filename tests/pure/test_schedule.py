@@ -11,19 +11,20 @@ from hypothesis import strategies as st
 
 from w4gen.errors import ArchError, ScheduleError
 from w4gen.formats import named
-from w4gen.ir.layout import rows
+from w4gen.ir.layout import Layout, rows
 from w4gen.ir.lower import lower
 from w4gen.ir.problem import Problem
 from w4gen.ir.program import Builder, rewrite
 from w4gen.ir.tile import Space
 from w4gen.ir.types import BF16, F16, F32, DType, Format
 from w4gen.ir.verify import verify
+from w4gen.schedule.apply import FAST, apply
 from w4gen.schedule.arch import ARCHES, M16K16, SM_80, arch, for_capability
 from w4gen.schedule.cost import bytes_moved, floor_us
-from w4gen.schedule.order import fragment_order, layout_for
 from w4gen.schedule.rewrite import padded_group
-from w4gen.schedule.rules import BUCKETS, FAST, apply, bucket, pick
+from w4gen.schedule.rules import BUCKETS, bucket, pick
 from w4gen.schedule.schedule import Schedule
+from w4gen.schedule.stored import fragment_order, layout_for
 
 small = st.integers(1, 4096)
 
@@ -122,8 +123,8 @@ def test_a_device_takes_its_arch_or_an_older_one_of_its_family(capability: tuple
     [
         *((1, (1, 1)), (2, (2, 8)), (8, (2, 8)), (9, (9, 16)), (16, (9, 16)), (17, (17, 32)), (32, (17, 32)), (33, (33, 64))),
         (64, (33, 64)),
-        *((65, (65, 128)), (128, (65, 128)), (129, (129, 2**20)), (4096, (129, 2**20)), (2**20, (129, 2**20))),
-        (2**20 + 1, (2**20 + 1, 2**20 + 1)),
+        *((65, (65, 128)), (128, (65, 128)), (129, (129, 2**31 - 1)), (4096, (129, 2**31 - 1)), (2**20, (129, 2**31 - 1))),
+        (2**31, (2**31, 2**31)),
     ],
 )
 def test_bucket_edges(m: int, expected: tuple[int, int]) -> None:
@@ -300,6 +301,7 @@ def scheduled(schedule: Schedule, n: int = 64, k: int = 1024, **problem: object)
 ROWS = {"m": (2, 16)}
 LEFT = {"unit": "mma", "side": "left", "block_n": 64, "block_k": 128}
 FRAGMENTS = {"layout": fragment_order(named("int4_g128"), M16K16, 64, 1024)}
+THREE = Layout.parse("n8@96,k3@32,k8@4;4/32")
 
 
 @pytest.mark.parametrize(
@@ -313,6 +315,7 @@ FRAGMENTS = {"layout": fragment_order(named("int4_g128"), M16K16, 64, 1024)}
         ({"zero_at": "accumulator"}, {"x": BF16}, "take zero_at=weight"),
         ({"convert_at": "global"}, {}, "convert_at=global with unit=lanes: weights are decoded to registers"),
         ({"convert_at": "shared", "unit": "mma"}, ROWS, "convert_at=shared with unit=mma: weights are decoded to registers"),
+        ({"unit": "vendor", "convert_at": "global"}, {}, "unit=vendor multiplies scaled weights: take scale_at=weight"),
         ({"unit": "vendor", "scale_at": "weight"}, {}, "convert_at=register with unit=vendor"),
         ({}, FRAGMENTS, "block_n=1 is not a multiple of 16, what a block of the layout holds: use one"),
         ({"block_n": 16, "block_k": 32}, FRAGMENTS, "block_k=32 is not a multiple of 64, what a block of the layout holds"),
@@ -322,7 +325,8 @@ FRAGMENTS = {"layout": fragment_order(named("int4_g128"), M16K16, 64, 1024)}
             "block_k=256 does not divide group 128: take scale_at=weight, or a block_k that divides the group",
         ),
         ({"unit": "mma", "side": "left"}, ROWS, "is one of rows: w as the left operand is read in the order of its fragments"),
-        ({}, ROWS, "unit=lanes multiplies one row of x, not 16: take unit=mma or vendor"),
+        ({}, {"n": 8, "k": 24, "layout": THREE}, "rows of layout n8@96,k3@32,k8@4;4/32 have 3: take unit=vendor"),
+        ({}, ROWS, "unit=lanes multiplies one row of x, not 2…16: take unit=mma or vendor"),
         ({"unit": "mma"}, {}, "unit=mma multiplies several rows of x, not one: take unit=lanes or vendor"),
         ({"side": "left"}, {}, "side=left with unit=lanes: only a matrix instruction has sides"),
         ({"split_k": 2}, {}, "split_k=2 with unit=lanes and sum_at=global: mma programs share k through global memory"),
@@ -354,6 +358,29 @@ def test_choices_that_do_not_fit_the_problem_are_refused(schedule: dict, problem
     with pytest.raises(ScheduleError) as caught:
         scheduled(Schedule(template="gemv", **schedule), **problem)
     assert message in str(caught.value)
+
+
+ONE = "n64@32,k8@4;4/32"
+
+
+@pytest.mark.parametrize(
+    ("layout", "k", "m", "template"),
+    [
+        (ONE, 8, (1, 1), "dequant"),
+        (ONE, 8, (2, 16), "gemv"),
+        (ONE, 8, (17, 32), "dequant"),
+        ("n64@96,k3@32,k8@4;4/32", 24, (1, 1), "dequant"),
+        ("n64@160,k8@4,k5@32;4/32", 40, (1, 1), "dequant"),
+        ("n64@128,k8@4,k4@32;4/32", 32, (1, 1), "gemv"),
+        ("n2@4096,n32@128,k8@4,k4@32;4/32", 32, (1, 1), "dequant"),
+        ("n2@4096,n32@128,k8@4,k4@32;4/32", 32, (2, 16), "dequant"),
+    ],
+)
+def test_the_rules_answer_for_rows_of_any_number_of_words(layout: str, k: int, m: tuple[int, int], template: str) -> None:
+    """One word a row, three, five; rows in another order. What no template of rows reads is dequantized."""
+    problem = Problem(m=m, n=64, k=k, format=named("int4_g128"), layout=Layout.parse(layout))
+    assert pick(lower(problem), SM_80).template == template
+    assert apply(lower(problem), pick(lower(problem), SM_80), SM_80)
 
 
 @pytest.mark.parametrize("packed", [(8, 1024, 4), (64, 512, 4), (64, 1024, 2)])
@@ -410,7 +437,7 @@ def test_zeros_are_moved_once_too(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["int4_g128", "nf4_g64"])
-@pytest.mark.parametrize(("bucketed", "rows"), [((2, 16), 3), ((33, 64), 40), ((129, 2**20), 500)], ids=str)
+@pytest.mark.parametrize(("bucketed", "rows"), [((2, 16), 3), ((33, 64), 40), ((129, 2**31 - 1), 500)], ids=str)
 def test_a_call_moves_the_rows_that_it_has(name: str, bucketed: tuple[int, int], rows: int) -> None:
     """Not the bucket's, nor what lives between the functions of a kernel: a floor is what no kernel can do without."""
     program = lower(Problem(m=bucketed, n=64, k=1024, format=named(name)))

@@ -7,10 +7,15 @@ poisoned outputs.
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
+import multiprocessing
+import os
+import random
 import statistics
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +26,10 @@ import torch
 from w4gen import toolchain
 from w4gen.api import parse_shape, problem_of
 from w4gen.bench.floors import floor
+from w4gen.codegen.render import Kernel
+from w4gen.ir.rounding import limit
 from w4gen.ir.types import dtype as named_dtype
 from w4gen.pipeline import compile
-from w4gen.runtime.check import limit
 from w4gen.runtime.dtypes import OURS, TORCH
 from w4gen.runtime.launch import arch_of, bind
 from w4gen.runtime.linear import Linear, linear
@@ -31,10 +37,21 @@ from w4gen.runtime.ops import stored_for
 from w4gen.runtime.reference import error, reference
 from w4gen.runtime.timer import copies_for, time_calls
 from w4gen.runtime.weight import Weight
+from w4gen.schedule.stored import layout_for
 
-SHAPES = tuple(f"{m}x{k}x{n}" for k, n in ((4096, 4096), (8192, 28672), (28672, 8192), (1536, 256)) for m in (1, 16))
+LAYERS = (
+    (8192, 28672), (28672, 8192), (8192, 8192), (4096, 14336), (14336, 4096), (4096, 4096),
+    (1536, 8960), (8960, 1536), (1536, 1536), (1536, 256),
+)  # fmt: skip
+"""(K, N) of the layers that are measured: of Llama 3.1 70B and 8B, and of Qwen2.5 1.5B."""
 REPEATS = 40
 ROUNDS = 3
+
+
+def random_layers(count: int) -> tuple[str, ...]:
+    """Layers whose sizes are spread evenly over the powers of two, always the same."""
+    draw = random.Random(0)
+    return tuple("x".join(str(8 * round(2 ** draw.uniform(3, 12))) for _ in range(2)) for _ in range(count))
 
 
 def random_weight(n: int, k: int, format: str, device: torch.device) -> Weight:
@@ -42,12 +59,21 @@ def random_weight(n: int, k: int, format: str, device: torch.device) -> Weight:
     return stored_for(Weight.from_float(torch.randn(n, k, device=device) * 0.02, format), device)
 
 
+def asked(m: int, k: int, n: int, format: str, dtype: str) -> Kernel:
+    """The kernel of a row, its functions compiled into the cache."""
+    device = torch.device("cuda")
+    problem = problem_of(m=m, n=n, k=k, format=format, dtype_name=dtype)
+    kernel = compile(replace(problem, layout=layout_for(problem.format, arch_of(device), n, k)), arch_of(device))
+    toolchain.build(kernel, arch_of(device))
+    return kernel
+
+
 def measure(m: int, k: int, n: int, format: str, dtype: str) -> dict[str, Any]:
     """One row: microseconds of w4gen, cuBLAS and the floor, the error, the repeats."""
     device, kind = torch.device("cuda"), TORCH[named_dtype(dtype)]
     w = random_weight(n, k, format, device)
     x = torch.randn(m, k, device=device).to(kind)
-    kernel = compile(replace(problem_of(m=m, n=n, k=k, format=w.format, dtype_name=dtype), layout=w.layout), arch_of(device))
+    kernel = asked(m, k, n, format, dtype)
     run = bind(kernel)  # into an output poisoned with NaN, each time
     first = run(x, w)
     equal = all(torch.equal(run(x, w), first) for _ in range(REPEATS))
@@ -57,7 +83,7 @@ def measure(m: int, k: int, n: int, format: str, dtype: str) -> dict[str, Any]:
     plain = [lambda each=each: torch.nn.functional.linear(x, each) for each in copies]
     turns = [(time_calls(ours), time_calls(plain)) for _ in range(ROUNDS)]
     us, cublas = (statistics.median(turn[i].us for turn in turns) for i in (0, 1))
-    least = floor(w.nbytes, device).us
+    least = floor(w.nbytes, device, bool(kernel.schedule.overlap)).us
     return {
         "m": m,
         "k": k,
@@ -71,7 +97,7 @@ def measure(m: int, k: int, n: int, format: str, dtype: str) -> dict[str, Any]:
         "spread": round(max(turn[i].spread for turn in turns for i in (0, 1)), 4),
         "bytes": w.nbytes,
         "error": error(first, reference(x, w)),
-        "error_limit": limit(OURS[kind]),
+        "error_limit": limit(kernel.program, m * n),
         "equal_repeats": REPEATS if equal else 0,
     }
 
@@ -101,22 +127,31 @@ def told(shape: str, row: dict[str, Any]) -> str:
 
 
 @click.command()
-@click.option("--shape", "shapes", multiple=True, default=SHAPES, help="MxKxN (tokens x inputs x outputs), repeatable")
+@click.option(
+    "--layer", "layers", multiple=True, help="KxN (inputs x outputs), repeatable; ten layers of known models by default"
+)
+@click.option("--random", "count", default=0, help="that many random layers, K and N in 64 … 32768, multiples of 8")
+@click.option("--m", "tokens", multiple=True, type=int, default=(1, 8), show_default=True, help="rows of x, repeatable")
 @click.option("--format", "formats", multiple=True, default=("int4_g128",), show_default=True)
-@click.option("--dtype", default="float16", show_default=True)
+@click.option("--dtype", "kinds", multiple=True, default=("float16",), show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="JSON file to write")
-def main(shapes: tuple[str, ...], formats: tuple[str, ...], dtype: str, out: Path) -> None:
+def main(
+    layers: tuple[str, ...], count: int, tokens: tuple[int, ...], formats: tuple[str, ...], kinds: tuple[str, ...], out: Path
+) -> None:
     """Compare with cuBLAS on the GPU present, and write what was measured."""
     if not torch.cuda.is_available():
         raise click.ClickException("times come from GPUs only and there is none here: run this on a machine with one")
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    chosen = layers or random_layers(count) or tuple(f"{k}x{n}" for k, n in LAYERS)
+    asks = itertools.product(kinds, formats, chosen, tokens)
+    shapes = [(*parse_shape(f"{m}x{layer}"), form, kind) for kind, form, layer, m in asks]
+    with ProcessPoolExecutor(min(16, os.cpu_count() or 1), mp_context=multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(asked, *zip(*shapes, strict=True)))  # compiled side by side, before anything is timed
     rows = []
-    for format in formats:
-        for shape in shapes:
-            m, k, n = parse_shape(shape)
-            rows.append(row := measure(m, k, n, format, dtype))
-            click.echo(told(shape, row))
-            torch.cuda.empty_cache()
+    for shape in shapes:
+        rows.append(row := measure(*shape))
+        click.echo(told("x".join(map(str, shape[:3])), row))
+        torch.cuda.empty_cache()
     facts = {
         "device": torch.cuda.get_device_name(),
         "date": datetime.date.today().isoformat(),

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import takewhile
 from math import prod
+from typing import Any
 
 from w4gen.codegen import tl
 from w4gen.codegen.index import Index, Term
+from w4gen.codegen.printer import Printer, constants
 from w4gen.errors import TemplateError
 from w4gen.ir import decode as d
 from w4gen.ir.layout import Digit, Layout
 from w4gen.ir.program import Program
-from w4gen.ir.tile import Pad
+from w4gen.ir.tile import Pad, Reduce
+from w4gen.ir.types import F32
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +54,11 @@ class Order:
 
     def taken(self) -> list[Digit]:
         """The digits of k in a block as the instruction takes them, the highest first."""
-        pair, lane, register, *further = (digit for digit in self.inside() if digit.axis == "k")
-        return [*reversed(further), *([register, lane] if self.vector == 2 else [lane, register]), pair]
+        digits = [digit for digit in self.inside() if digit.axis == "k"]
+        if self.vector == 2:
+            return digits[::-1]
+        pair, lane, register, *further = digits
+        return [*reversed(further), lane, register, pair]
 
     def walk(self) -> str:
         """The k of a step, position by position, from the first on."""
@@ -66,9 +73,9 @@ class Order:
             below *= digit.size
         return Index((*terms, Term("j", divide=below, weight=below))).render(())
 
-    def load(self, program: Program, names: list[str], extra: str) -> list[str]:
-        """Bring the words of a step, [TALL, WIDE, WORDS], to registers."""
-        n, k = "tl.program_id(1) * TALL + tl.arange(0, TALL)", "step * WIDE + tl.arange(0, WIDE)"
+    def load(self, program: Program, names: list[str], step: str, extra: str) -> list[str]:
+        """Bring the words of a tile, [TALL, WIDE, WORDS], to registers."""
+        n, k = "tl.program_id(1) * TALL + tl.arange(0, TALL)", f"{step} * WIDE + tl.arange(0, WIDE)"
         grown = {axis for op in map(program.op, names) if isinstance(op, Pad) for axis, _ in op.sizes}
         lines = [f"tall = ({n})[:, None, None]", f"wide = ({k})[None, :, None]"]
         masks = [f"({name} < {self.count(axis)})" for name, axis in (("tall", "n"), ("wide", "k")) if axis in grown]
@@ -80,7 +87,7 @@ class Order:
 def paired(program: Program) -> bool:
     """Whether the codes of a pair are decoded by one operation on their word."""
     how = tl.decoding(program)
-    return how.dtype.bits == 16 and not any(isinstance(op, d.Lookup) for op in how.value)
+    return how.dtype.bits == 16 and program.problem.format.affine
 
 
 def pair_type(program: Program) -> str:
@@ -101,21 +108,23 @@ def decoded(program: Program, name: str, order: Order) -> list[str]:
     how, bits, value = tl.decoding(program), program.problem.format.bits, tl.variable(name)
     inside = sorted(order.inside(), key=lambda digit: -digit.stride)
     if paired(program):
-        mask, (times, plus) = 2**bits - 1, next((op.times, op.plus) for op in how.value if isinstance(op, d.Fma))
-        scaled = "" if times.value(0) == 1 else f" * {times.value(0)!r}"
+        mask, text = 2**bits - 1, "halves(w_bits)"
+        for op in (op for op in how.value if isinstance(op, d.Fma)):
+            text = tl.expression(op, text, "")
         lines = [
             f"shift = tl.arange(0, {16 // bits}) * {bits}",
             f"w_bits = ((w_tile[:, :, :, None] >> shift[None, None, None, :]) & 0x{mask << 16 | mask:08X}) | magic",
-            f"{value} = halves(w_bits){scaled} + {plus.value(0)!r}".replace("+ -", "- "),
+            f"{value} = {text}",
         ]
         pair = next(digit for digit in inside if digit.stride == 16)
         inside = [*(digit for digit in inside if digit != pair), pair]
     else:
+        shifted = "w_tile[:, :, :, None] >> shift[None, None, None, :]"
         lines = [
             f"shift = tl.arange(0, {how.per_unit}) * {bits}",
-            "w_codes = w_tile[:, :, :, None] >> shift[None, None, None, :]",
+            f"w_codes = {tl.expression(d.Narrow(), shifted, '') if d.Narrow() in how.field else shifted}",
         ]
-        lines += tl.value(value, "w_codes", how)
+        lines += tl.value(program, name, how, "w_codes")
     sizes = ["TALL", "WIDE", *(str(digit.size) for digit in inside)]
     rows = [digit for digit in reversed(order.inside()) if digit.axis == "n"]
     axes = [0, *(2 + inside.index(digit) for digit in rows), 1, *(2 + inside.index(digit) for digit in order.taken())]
@@ -124,3 +133,143 @@ def decoded(program: Program, name: str, order: Order) -> list[str]:
         f"{value} = {value}.reshape([{', '.join(sizes)}])",
         f"{value} = {value}.permute({axes}).reshape([BLOCK_N, BLOCK_K])",
     ]
+
+
+class BlockPrinter(Printer):
+    """Printer of templates that read whole blocks: lines that load words and decode them to [BLOCK_N, BLOCK_K]."""
+
+    STEP = "step"
+    """Where along k a program is, in tiles."""
+
+    @property
+    def order(self) -> Order:
+        """How the codes are stored, and the order of k in which the template takes them."""
+        return Order(tl.order(self.program, "codes"), self.schedule.vector)
+
+    def of_blocks(self) -> list[tuple[str, int, str]]:
+        """Constants that tell how many stored blocks a tile has."""
+        order = self.order
+        for axis in ("n", "k"):
+            if self.blocks[axis] % order.held[axis]:
+                raise TemplateError(
+                    f"block_{axis}={self.blocks[axis]} is not whole blocks of {order.held[axis]}: take a multiple"
+                )
+        return [
+            ("TALL", self.blocks["n"] // order.held["n"], f"stored blocks of {order.held['n']} outputs"),
+            ("WIDE", self.blocks["k"] // order.held["k"], f"stored blocks of {order.held['k']} inputs"),
+            ("WORDS", order.units, "words of a stored block"),
+        ]
+
+    def load(self, operand: str, extra: str = "") -> str:
+        if operand != "w":
+            return super().load(operand, extra)
+        seen = self.parted("w")[0]
+        self.ledger.update(seen)
+        return "\n".join(self.order.load(self.program, seen, self.STEP, extra))
+
+    def decode(self, operand: str) -> str:
+        value = self.parted("w")[1][0]
+        self.ledger[value] += 1
+        rest = takewhile(lambda name: "scale" not in self.program.operands(name), self.parted("w")[1][1:])
+        return "\n".join([*decoded(self.program, value, self.order), *(line for name in rest for line in self.node(name))])
+
+
+class DensePrinter(BlockPrinter):
+    """Printer of the kernel that dequantizes: tiles of n and k; of rows, and of other orders, a code loads the word it is in."""
+
+    STEP = "tl.program_id(0)"
+    UNITS = (("vendor", "right"),)
+    WIDE = True
+
+    def constants(self) -> str:
+        """Sizes of the weight and of its blocks, as constants."""
+        dense = self.program.tile("w.dense").sizes
+        rows = [
+            ("N", dense["n"], "outputs"),
+            ("K", dense["k"], "inputs"),
+            ("BLOCK_N", self.blocks["n"], "outputs per program"),
+            ("BLOCK_K", self.blocks["k"], "inputs per program"),
+        ]
+        return constants(rows + (self.of_blocks() if self.in_blocks else []))
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether a tile is whole stored blocks, which follow one another along k and then n."""
+        layout = self.program.tile("codes.stored").layout
+        if layout is None or layout.high is not None or layout.row_units() is not None:
+            return False
+        outside = [digit.axis for digit in layout.digits if digit.stride >= layout.block_units * layout.unit]
+        whole = all(self.blocks[axis] % size == 0 for axis, size in layout.block.items())
+        return whole and sorted(outside) == ["k", "n"]
+
+    def load(self, operand: str, extra: str = "") -> str:
+        return super().load(operand, extra) if self.in_blocks else Printer.load(self, operand, extra)
+
+    def decode(self, operand: str) -> str:
+        return super().decode(operand) if self.in_blocks else Printer.decode(self, operand)
+
+    def store(self) -> str:
+        """Round and write a block of the weight."""
+        self.ledger["w.dense"] += 1
+        element = tl.type_of(self.program.tile("w.dense"))
+        value = tl.variable(self.program.source("w.dense"))
+        at, inside = "n[:, None] * K + k[None, :]", "(n[:, None] < N) & (k[None, :] < K)"
+        return f"tl.store(dense_ptr + {at}, {value}.to({element}), mask={inside})"
+
+
+class GemmPrinter(BlockPrinter):
+    """Printer of products with w as the left operand, stored in blocks that are whole fragments of the instruction."""
+
+    UNITS = (("mma", "left"),)
+
+    def calls(self) -> dict[str, Any]:
+        return super().calls() | {"walk": self.walk, "finish": self.finish, "pair_type": pair_type(self.program)}
+
+    def constants(self) -> str:
+        """Sizes of the problem, of the tiles, and of the layout's blocks, as constants."""
+        if self.blocks["n"] % (16 * self.schedule.warps):
+            raise TemplateError(f"gemm gives each of {self.schedule.warps} warps 16 outputs: block_n={self.blocks['n']}")
+        steps = -(-self.program.tile(self.program.source("w.tile")).sizes["k"] // self.blocks["k"])
+        split = self.program.tile("parts").sizes["part"] if "parts" in self.program.graph else 1
+        rows = [
+            ("N", self.program.tile(self.out).sizes["n"], "outputs"),
+            ("K", self.program.tile("x").sizes["k"], "inputs"),
+            ("BLOCK_M", self.blocks["m"], "rows of x per program"),
+            ("BLOCK_N", self.blocks["n"], "outputs per program"),
+            ("BLOCK_K", self.blocks["k"], "inputs per step"),
+            *self.of_blocks(),
+            ("STEPS", steps, "steps along k"),
+            ("SPLIT", split, "programs that share k"),
+        ]
+        return constants(rows)
+
+    def magic(self) -> str:
+        return "\n".join(magic(self.program) or tl.magic(self.program, "(m_count >> 31)"))
+
+    def walk(self) -> str:
+        """The k of a step, in the order in which the instruction takes them."""
+        return f"k = step * BLOCK_K + {self.order.walk()}"
+
+    def store(self) -> str:
+        """Round and write, or write the partial sums."""
+        if "parts" not in self.program.graph:
+            return super().store()
+        self.written += 1
+        at = "(share * m_count + m[None, :]) * N + n[:, None]"
+        return f"tl.store(parts_ptr + {at}, parts, mask=(m[None, :] < m_count) & (n[:, None] < N))"
+
+    def finish(self) -> str:
+        """The second kernel's lines: add the partial sums of `at` in order, round, write."""
+        program, roles = self.program, self.program.operands(self.out)
+        self.ledger.update(["acc", self.out])
+        if program.op("acc") != Reduce(("part",)) or program.tile("acc").element != F32:
+            raise TemplateError(f"acc ({program.op('acc')}) is not the f32 sum over part that this function adds up")
+        lines = [
+            "acc = tl.load(parts_ptr + at, mask=inside, other=0.0)",
+            "for share in tl.static_range(1, SPLIT):",
+            "    acc += tl.load(parts_ptr + share * m_count * N + at, mask=inside, other=0.0)",
+        ]
+        if "bias" in roles:
+            self.ledger.update(tl.chain(program, roles["bias"]))
+            lines.append("acc += tl.load(bias_ptr + at % N, mask=inside, other=0.0).to(tl.float32)")
+        return "\n".join([*lines, f"tl.store(y_ptr + at, acc.to({tl.type_of(program.tile(self.out))}), mask=inside)"])

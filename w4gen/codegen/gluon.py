@@ -10,13 +10,13 @@ from w4gen.codegen.blocks import Order
 from w4gen.codegen.printer import Printer, constants
 from w4gen.errors import TemplateError
 from w4gen.ir import decode as d
-from w4gen.ir import layout as layouts
+from w4gen.ir.groups import beside
 from w4gen.ir.program import Program
 from w4gen.ir.tile import Block, Convert, Dot, Reduce, Repeat, Slice
 from w4gen.ir.types import F16, F32
 from w4gen.schedule.arch import M16K16
-from w4gen.schedule.order import fragment_order
 from w4gen.schedule.schedule import Schedule
+from w4gen.schedule.stored import fragment_order
 
 
 class GluonPrinter(Printer):
@@ -28,9 +28,10 @@ class GluonPrinter(Printer):
         super().__init__(program, schedule)
         layout = tl.order(program, "codes")
         self.order = Order(layout, 2)
-        self.how = tl.decoding(program)
-        if self.how.dtype.bits != 16 or any(isinstance(op, d.Lookup) for op in self.how.value) or self.how.per_unit > 16:
-            raise TemplateError(f"{schedule.template} decodes pairs of 16-bit values, not {self.how.dtype}")
+        self.how, self.bits = tl.decoding(program), program.problem.format.bits
+        self.looked_up = any(isinstance(op, d.Lookup) for op in self.how.value)
+        if self.how.dtype.bits != 16 or self.how.per_unit * self.bits != (32 if self.looked_up else 16):
+            raise TemplateError(f"{schedule.template} decodes the pairs of a word in 16 bits, not by {self.how}")
         if self.blocks["k"] % 64 or self.blocks["n"] % 16:
             raise TemplateError(f"{schedule.template} takes 16 outputs and 64 k at a time: block_k={self.blocks['k']}")
         if layout != fragment_order(program.problem.format, M16K16, layout.size("n"), layout.size("k")):
@@ -54,7 +55,16 @@ class GluonPrinter(Printer):
         return self.program.tile(self.program.source("w.tile")).sizes["k"] // self.blocks["k"]
 
     def calls(self) -> dict[str, Any]:
-        return super().calls() | {"values": self.values, "ptx": ptx.decode_pairs(self.how), "kind": self.how.dtype.name}
+        texts: dict[str, Any] = {"ptx": ptx.decode_pairs(self.how, 2 * len(self.centred))}
+        if self.looked_up:
+            texts = {"ptx": ptx.look_up_pairs(self.bits), "fill": ptx.fill_pairs(), "entries": 4**self.bits}
+        also = "".join(f", {name}" for name in self.extra)
+        return super().calls() | texts | {"values": self.values, "kind": self.how.dtype.name, "also": also}
+
+    @property
+    def centred(self) -> list[str]:
+        """The nodes that subtract a zero from the weight."""
+        return [name for name in ("w.centred",) if name in self.program.graph]
 
     def constants(self) -> str:
         """Sizes of the problem, of a step and of what the warps share."""
@@ -68,6 +78,7 @@ class GluonPrinter(Printer):
             ("WORDS", self.order.units, "words of a quad's 32 lanes"),
             ("ROW_WORDS", self.order.stride("n"), "words of 16 outputs"),
             ("ROW_SCALES", self.scale_strides["n"][-1], "scales of 16 outputs"),
+            *([("ENTRIES", 4**self.bits, "pairs of codes")] if self.looked_up else []),
             ("WARPS", self.schedule.warps, "warps per program"),
             ("WORKERS", self.workers, "warps that share the steps along k"),
             ("STEPS", self.turns, "steps of a warp"),
@@ -77,8 +88,19 @@ class GluonPrinter(Printer):
         return constants(rows, "gl")
 
     def load(self, operand: str, extra: str = "") -> str:
-        self.ledger.update(self.parted(operand)[0] + (self.parted(operand)[1] if operand == "scale" else []))
-        return "\n".join({"w": self.words, "scale": self.scales}[operand]())
+        if operand == "w":
+            self.ledger.update(self.parted("w")[0])
+            return "\n".join(self.words())
+        if operand == "codebook":
+            self.ledger["codebook.tile"] += 1
+            return "\n".join(self.codebook())
+        self.ledger.update(tl.chain(self.program, self.grouped[operand]))
+        return "\n".join(self.beside(operand))
+
+    def codebook(self) -> list[str]:
+        """Lines that load the two values of an entry of the table of pairs."""
+        entries = 2**self.bits
+        return [f"low = gl.load(codebook_ptr + entry % {entries})", f"high = gl.load(codebook_ptr + entry // {entries})"]
 
     def words(self) -> list[str]:
         """Lines that point a thread to its words of the worker's first step."""
@@ -96,13 +118,15 @@ class GluonPrinter(Printer):
     def scale_strides(self) -> dict[str, list[int]]:
         """Scales from one to the next along n (lanes, the two outputs of a lane, 16 outputs) and along g."""
         layout = tl.order(self.program, "scale")
-        if layout != layouts.beside(self.order.layout, layout.size("g"), layout.bits):
+        if layout != beside(self.order.layout, layout.size("g"), layout.bits):
             raise TemplateError(f"scale.view reads {layout}, which is not beside the codes: a thread finds no scale there")
         return {axis: [d.stride // layout.bits for d in layout.digits if d.axis == axis] for axis in layout.axes}
 
-    def scales(self) -> list[str]:
-        """Lines that point a thread to the scales of a worker's step."""
-        group = next(op.group for op in map(self.program.op, self.chains["scale"]) if isinstance(op, Repeat))
+    def beside(self, name: str) -> list[str]:
+        """Lines that point a thread to the scales, or zeros, of a worker's step."""
+        group = next(
+            op.group for op in map(self.program.op, tl.chain(self.program, self.grouped[name])) if isinstance(op, Repeat)
+        )
         lanes, pair, _ = self.scale_strides["n"]
         if pair != 1:
             raise TemplateError("the scales of n and n + 8 are not neighbours: a thread loads them as one pair")
@@ -113,28 +137,38 @@ class GluonPrinter(Printer):
         else:
             lines = [f"at = {own} + (turn * WORKERS + worker) * BLOCK_K // {group} * {each}"]
             offset = ""
-        return [*lines, f"scales = scale_ptr + each_of(at, TWO) + gl.arange(0, 2, gl.SliceLayout(0, TWO))[None, :]{offset}"]
+        return [*lines, f"{name}s = {name}_ptr + each_of(at, TWO) + gl.arange(0, 2, gl.SliceLayout(0, TWO))[None, :]{offset}"]
 
     def values(self) -> str:
         """Lines that decode a word."""
-        count = self.how.per_unit
-        outputs, kinds = ",".join(["=&r"] * count), ", ".join(["gl.int32"] * count)
+        outputs, kinds = ",".join(["=&r"] * self.pairs), ", ".join(["gl.int32"] * self.pairs)
+        operands = ", ".join(["word", *self.extra])
+        inputs = ",".join("r" for _ in operands.split())
         return (
             f"kinds: gl.constexpr = ({kinds})\n"
-            f'return gl.inline_asm_elementwise(DECODE, "{outputs},r", [word], dtype=kinds, is_pure=True, pack=1)'
+            f'return gl.inline_asm_elementwise(DECODE, "{outputs},{inputs}", [{operands}], dtype=kinds, is_pure=True, pack=1)'
         )
+
+    @property
+    def extra(self) -> list[str]:
+        """What decoding a word takes beside it: the zeros of n and n + 8; a table's promise to be full."""
+        return ["zero", "other"] if self.centred else ["full"] if self.looked_up else []
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of values in a word."""
+        return 16 // self.bits
 
     def decode(self, operand: str) -> str:
         """Lines that give the fragments of a quad, in the order of k, from the layout's digits."""
         self.ledger.update(self.parted("w")[1])
-        count, lines = self.how.per_unit, ["w = four_of(words)"]
-        if count >= 4:
-            lines += [f"v{word} = values_of(w[{word}])" for word in range(4)]
-            each = [
-                f"v{word}[{start}:{start + 4}]" if count > 4 else f"v{word}" for word in range(4) for start in range(0, count, 4)
-            ]
+        lines, decoded = ["w = four_of(words)"], [f"values_of({', '.join([f'w[{word}]', *self.extra])})" for word in range(4)]
+        if self.pairs >= 4:
+            lines += [f"v{word} = {text}" for word, text in enumerate(decoded)]
+            starts = range(0, self.pairs, 4)
+            each = [f"v{word}[{at}:{at + 4}]" if self.pairs > 4 else f"v{word}" for word in range(4) for at in starts]
         else:
-            each = [f"values_of(w[{word}]) + values_of(w[{word + 1}])" for word in (0, 2)]
+            each = [f"{decoded[word]} + {decoded[word + 1]}" for word in (0, 2)]
         return "\n".join([*lines, f"return {', '.join(each)}"])
 
     def settle(self, template: str) -> None:
@@ -165,6 +199,8 @@ class GluonPrinter(Printer):
 class MmaPrinter(GluonPrinter):
     """Printer of gemv_mma: mma.sync, the weights on the left, x through a ring in shared memory."""
 
+    UNITS = (("mma", "left"),)
+
     DOT = Dot(("k",), "mma", "left")
 
     def calls(self) -> dict[str, Any]:
@@ -187,7 +223,7 @@ class MmaPrinter(GluonPrinter):
     def load(self, operand: str, extra: str = "") -> str:
         if operand == "x":
             self.ledger.update(self.chains["x"])
-            return "x = x_ptr + (lane // 8 * K + worker * BLOCK_K + lane % 8 * 8)"
+            return "x = x_ptr + ((base + lane // 8) * K + worker * BLOCK_K + lane % 8 * 8)"
         return super().load(operand, extra)
 
     def dot(self) -> str:
@@ -213,6 +249,7 @@ class HalfPrinter(GluonPrinter):
     """Printer of gemv_half: one row of x, products added up in halves along 64 k, programs of a cluster sharing k."""
 
     DOT = Dot(("k",), "halves")
+    UNITS = (("halves", "right"),)
     CHAIN = 8
     """Products that one half adds up."""
 
@@ -227,7 +264,8 @@ class HalfPrinter(GluonPrinter):
         return -(-self.turns * self.blocks["k"] // 256)
 
     def constants(self) -> str:
-        largest = max(abs(value) for value in self.program.problem.format.values)
+        values = self.program.problem.format.values  # a zero is one of them
+        largest = max(values) - min(values) if self.centred else max(map(abs, values))
         rows = [
             ("SPLIT", self.schedule.split_k, "programs of a cluster"),
             ("LOADS", self.loads, "16-byte loads of x by a thread"),

@@ -22,31 +22,62 @@ def both(value: float, dtype: DType) -> str:
     return f"0x{bits:04x}{bits:04x}"
 
 
-def decode_pairs(how: d.Decode) -> str:
-    """Turn the pairs of a word (the last operand), whose codes are half a word apart, into pairs of values $0, $1, …"""
-    lines, source, shifted = ["{", ".reg .b32 t, a, b;"], f"${how.per_unit}", 0
-    kind = f"{how.dtype}x2"
+def decode_pairs(how: d.Decode, zeros: int = 0) -> str:
+    """Turn the pairs of a word, whose codes are half a word apart, into pairs of values $0, $1, …
+
+    The operand after the outputs is the word; after it come `zeros` pairs, of which number i % zeros is subtracted, exactly, from
+    output i.
+    """
+    word, kind = f"${how.per_unit}", f"{how.dtype}x2"
+    lines, source, shifted = ["{", ".reg .b32 t, a, b;"], word, 0
     for code in range(how.per_unit):
         low, out = how.low(code), f"${code}"
         for op in how.field + how.value:
             match op:
                 case d.Shift(every, step):
                     if code // every * step != shifted:
-                        shifted = code // every * step
-                        lines.append(f"shr.u32 t, ${how.per_unit}, {shifted};")
-                        source = "t"
+                        shifted, source = code // every * step, "t"
+                        lines.append(f"shr.u32 t, {word}, {shifted};")
                 case d.And(mask):
                     masked = int(mask.value(low))
                 case d.Or(bits):
                     lines.append(f"lop3.b32 {out}, {source}, 0x{masked << 16 | masked:08x}, 0x{bits << 16 | bits:08x}, 0xea;")
                 case d.Fma(times, plus):
-                    factor, summand = times.value(low), plus.value(low)
-                    if how.dtype.name == "f16" and factor == 1:
-                        lines += [f"mov.b32 b, {both(summand, how.dtype)};", f"add.{kind} {out}, {out}, b;"]
-                    else:
-                        lines += [f"mov.b32 a, {both(factor, how.dtype)};", f"mov.b32 b, {both(summand, how.dtype)};"]
-                        lines.append(f"fma.rn.{kind} {out}, {out}, a, b;")
+                    plain = how.dtype.name == "f16" and times.value(low) == 1
+                    lines.append(f"mov.b32 b, {both(plus.value(low), how.dtype)};")
+                    if zeros:
+                        lines += minus("b", f"${how.per_unit + 1 + code % zeros}", how.dtype)
+                    lines += [] if plain else [f"mov.b32 a, {both(times.value(low), how.dtype)};"]
+                    lines.append(f"add.{kind} {out}, {out}, b;" if plain else f"fma.rn.{kind} {out}, {out}, a, b;")
     return "\n".join([*lines, "}"])
+
+
+def minus(register: str, other: str, dtype: DType) -> list[str]:
+    """Subtract a pair; bf16 has no subtraction before sm_90."""
+    if dtype.name == "f16":
+        return [f"sub.f16x2 {register}, {register}, {other};"]
+    return [f"mov.b32 a, {both(-1.0, dtype)};", f"fma.rn.bf16x2 {register}, {other}, a, {register};"]
+
+
+def look_up_pairs(bits: int) -> str:
+    """Turn the pairs of a word ($n), whose codes are neighbours, into pairs of values $0 … from this lane's table `pairs`."""
+    count = 32 // (2 * bits)
+    lines = ["{", ".reg .b32 t, lane, table;", "mov.u32 lane, %laneid;", "shl.b32 lane, lane, 2;", "mov.u32 table, pairs;"]
+    for pair in range(count):
+        move = 2 * bits * pair - 7  # an entry is 128 bytes: four for each lane
+        lines.append(f"shl.b32 t, ${count}, {-move};" if move < 0 else f"shr.u32 t, ${count}, {move};")
+        lines += [f"lop3.b32 t, t, 0x{(2 ** (2 * bits) - 1) << 7:x}, lane, 0xea;", "add.u32 t, t, table;"]
+        lines.append(f"ld.shared.b32 ${pair}, [t];")
+    return "\n".join([*lines, "}"])
+
+
+def fill_pairs() -> str:
+    """Store $2 in all 32 words of entry $1 of `pairs`; threads begin at different words, so that they do not meet in a bank."""
+    lines = ["{", ".reg .b32 entry, at;", "mov.u32 entry, pairs;", "mad.lo.u32 entry, $1, 128, entry;"]
+    for part in range(8):
+        lines += [f"add.u32 at, $1, {part};", "and.b32 at, at, 7;", "mad.lo.u32 at, at, 16, entry;"]
+        lines.append("st.shared.v4.b32 [at], {$2, $2, $2, $2};")
+    return "\n".join([*lines, "mov.u32 $0, 0;", "}"])
 
 
 def cluster_open(count: int, split: int) -> str:

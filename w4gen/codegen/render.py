@@ -12,16 +12,17 @@ import jinja2
 
 from w4gen import paths
 from w4gen.codegen import tl
+from w4gen.codegen.blocks import DensePrinter, GemmPrinter
 from w4gen.codegen.gluon import HalfPrinter, MmaPrinter
-from w4gen.codegen.printer import DensePrinter, GemmPrinter, Printer
+from w4gen.codegen.printer import Printer
 from w4gen.errors import TemplateError
-from w4gen.formats import FAMILIES
+from w4gen.formats import is_named
 from w4gen.ir.lower import lower
 from w4gen.ir.problem import Problem
 from w4gen.ir.program import Program
 from w4gen.ir.tile import Space
+from w4gen.schedule.apply import apply
 from w4gen.schedule.arch import ARCHES
-from w4gen.schedule.rules import apply
 from w4gen.schedule.schedule import Schedule
 
 
@@ -57,13 +58,16 @@ class Kernel:
 
 
 def environment(folder: Path) -> jinja2.Environment:
-    """Templates that parse as Python: block marks are comments, and a lone `{{ call() }}` keeps its indentation."""
+    """Templates that parse as Python: block marks are comments, and a lone `{{ call() }}` keeps its indentation.
+
+    Where Python has no place for an expression, among arguments, the call is a comment too: `#{{ weights() }}`.
+    """
 
     class Loader(jinja2.FileSystemLoader):
         def get_source(self, env: jinja2.Environment, template: str) -> Any:
             text, name, fresh = super().get_source(env, template)
             return (
-                re.sub(r"(?m)^( *)\{\{ (.*) \}\}$", lambda m: f"{m[1]}{{{{ ({m[2]}) | indent({len(m[1])}) }}}}", text),
+                re.sub(r"(?m)^( *)#?\{\{ (.*) \}\}$", lambda m: f"{m[1]}{{{{ ({m[2]}) | indent({len(m[1])}) }}}}", text),
                 name,
                 fresh,
             )
@@ -108,6 +112,7 @@ def render(program: Program, schedule: Schedule, arch: str, folder: Path | None 
             schedule=printer.schedule,
             flat=FLAT,
             has=lambda tile: tile in program.graph,
+            tables=[name for name in program if name.endswith("codebook")],
             **printer.calls(),
         )
     except jinja2.TemplateNotFound as error:
@@ -147,7 +152,7 @@ def read(source: str) -> Kernel:
 GRIDS = {
     "gemv": ("n",),
     "gemm": ("m", "n", "part"),
-    "gemv_mma": ("n",),
+    "gemv_mma": ("n", "m"),
     "gemv_half": ("n",),
     "dequant": ("k", "n"),
     "add_parts": ("y",),
@@ -177,9 +182,9 @@ def _header(problem: Problem, schedule: Schedule, arch: str) -> str:
     low, high = problem.m
     n, k, form = problem.n, problem.k, problem.format
     m = str(low) if low == high else f"{low}..{high}"
-    family = FAMILIES.get(form.name)
-    builtin = family is not None and form == family.with_suffixes(form.suffixes)
-    options = f"--format {form.label if builtin else repr(str(form))} --dtype {problem.x}{' --bias' if problem.bias else ''}"
+    options = (
+        f"--format {form.label if is_named(form) else repr(str(form))} --dtype {problem.x}{' --bias' if problem.bias else ''}"
+    )
     return "\n".join(
         [
             f"# y[{m}, {n}] = x[{m}, {k}] @ w[{n}, {k}].T · {form.label} · {problem.x} · {schedule}",

@@ -10,7 +10,7 @@ from w4gen.ir.program import Program
 from w4gen.ir.tile import Const, Convert, Dot, Field, Input, Reduce, Space, Tile, Unpack
 from w4gen.ir.types import DType
 
-TYPES = {"f16": "tl.float16", "bf16": "tl.bfloat16", "f32": "tl.float32", "i32": "tl.int32"}
+TYPES = {"f16": "tl.float16", "bf16": "tl.bfloat16", "f32": "tl.float32", "i32": "tl.int32", "u8": "tl.uint8"}
 STATIC = ("span", "code")
 """Axes that a kernel unrolls: loops over constants, not axes of its tensors."""
 ORDER = ("m", "lane", "n", "word", "k", "quad", "c")
@@ -33,7 +33,7 @@ def type_of(tile: Tile) -> str:
 
 def pointer(program: Program, name: str) -> str:
     """The argument that a global tile is passed as."""
-    return f"{name.removesuffix('.stored').removeprefix('w.')}_ptr"
+    return f"{variable(name.removesuffix('.stored').removeprefix('w.'))}_ptr"
 
 
 def dims(program: Program, tile: Tile) -> tuple[str, ...]:
@@ -70,8 +70,8 @@ def low_bit(how: d.Decode) -> str:
     return f"code % {every} * {how.bits}" if step == every * how.bits else f"code * {how.bits} - code // {every} * {step}"
 
 
-def expression(op: d.Op, text: str, low: str) -> str:
-    """One word operation applied to `text`; the code stands at bit `low` of it."""
+def expression(op: d.Op, text: str, low: str, table: str = "") -> str:
+    """One word operation applied to `text`; the code stands at bit `low` of it, and is looked up in `table`."""
     match op:
         case d.Shift(every, step):
             return f"{text} >> code // {every} * {step}" if every > 1 else f"{text} >> code * {step}"
@@ -81,16 +81,27 @@ def expression(op: d.Op, text: str, low: str) -> str:
             return f"({text} & (0x{int(mask.factor):X} << {low}))" if low else f"({text} & 0x{int(mask.value(0)):X})"
         case d.Or(bits):
             return f"({text} | {'magic' if bits > 0xFFFF else f'0x{bits:X}'})"
+        case d.Left(by):
+            return f"({text} << {by})"
+        case d.Right(by):
+            return f"({text} >> {by})"
+        case d.Clear(bits):
+            return f"({text} & ~0x{bits:X})"
+        case d.AtLeast(bits):
+            return f"tl.maximum({bare(text)}, 0x{bits:X})"
+        case d.Except(ones, bits):
+            return f"tl.where(({text} & 0x{ones:X}) == 0x{ones:X}, {text} | 0x{bits:X}, {text})"
         case d.Bitcast(dtype):
             return f"{text}.to({TYPES[dtype.name]}, bitcast=True)"
-        case d.Fma(_, plus) if low:
+        case d.Fma(times, plus) if low and times.factor:
             bias = f"{-plus.factor!r} / (1 << {low})"
             return f"{text} - ({bias} + {-plus.base!r})".replace("+ -", "- ") if plus.base else f"{text} - {bias}"
         case d.Fma(times, plus):
-            scaled = text if times.value(0) == 1 else f"{text} * {times.value(0)!r}"
-            return f"{scaled} + {plus.value(0)!r}".replace("+ -", "- ")
+            whole = text if text.isidentifier() or text.endswith(")") else f"({text})"
+            scaled = text if times.value(0) == 1 else f"{whole} * {times.value(0)!r}"
+            return f"{scaled} + {plus.value(0)!r}".replace("+ -", "- ") if plus.value(0) else scaled
         case d.Lookup(dtype):
-            return f"look_up(codebook_tile, {bare(text)})" + ("" if dtype.name == "f32" else f".to({TYPES[dtype.name]})")
+            return f"look_up({table}, {bare(text)})" + ("" if dtype.name == "f32" else f".to({TYPES[dtype.name]})")
 
 
 def magic(program: Program, hidden: str) -> list[str]:
@@ -104,18 +115,20 @@ def bare(text: str) -> str:
     return text[1:-1] if text.startswith("(") and text.endswith(")") else text
 
 
-def value(name: str, codes: str, how: d.Decode) -> list[str]:
-    """The lines that turn codes into values."""
+def value(program: Program, name: str, how: d.Decode, codes: str = "") -> list[str]:
+    """The lines that turn codes, those of the node's operand if not said otherwise, into values."""
     lines: list[str] = []
-    text, low = codes, low_bit(how)
+    held, table = (variable(program.operands(name).get(role, "")) for role in ("codes", "codebook"))
+    text, low, own = codes or held, low_bit(how), variable(name.partition(".value")[0])
     for op in how.value:
-        if isinstance(op, d.Bitcast):
-            lines, text = [*lines, f"w_bits = {bare(text)}"], "w_bits"
+        if isinstance(op, d.Bitcast | d.Except):
+            lines, text = [*lines, f"{own}_bits = {bare(text)}"], f"{own}_bits"
         if isinstance(op, d.Fma):
-            scaled = f" * ({op.times.factor!r} / (1 << {low}))" if low else ""
-            lines, text = [*lines, f"w_float = {text}{scaled}"], "w_float"
-        text = expression(op, text, low)
-    return [*lines, f"{name} = {text}"]
+            scaled = f" * ({op.times.factor!r} / (1 << {low}))" if low and op.times.factor else ""
+            lines, text = [*lines, f"{own}_float = {text}{scaled}"], f"{own}_float"
+        # a constant in a register, for weights; scales are few
+        text = f"({text} | 0x{op.bits:X})" if isinstance(op, d.Or) and own != "w" else expression(op, text, low, table)
+    return [*lines, f"{variable(name)} = {text}"]
 
 
 def conversion(program: Program, name: str) -> list[str]:
@@ -131,7 +144,7 @@ def conversion(program: Program, name: str) -> list[str]:
                 text = expression(step, text, "")
             return [f"{variable(name)} = {text}"]
         case Convert(decode) if decode is not None:
-            return value(variable(name), variable(roles["codes"]), decode)
+            return value(program, name, decode)
         case Convert(_, origin) if "scale" in roles:
             if "acc" in roles and (power := decoding(program).power):
                 source = f"{source} * 2.0**{power}"
@@ -148,7 +161,7 @@ def conversion(program: Program, name: str) -> list[str]:
             how = decoding(program)
             if how.power:
                 low = f" / (1 << {low_bit(how)})" if low_bit(how) else ""
-                x = f"({x} * (2.0**{149 - how.power}{low}))"
+                x = f"({x} * (2.0**{how.below - how.power}{low}))"
             w, x = variable(roles["w"]), suffixed(x, *_dims(program, roles["x"], name))
             return [f"{variable(name)} += {suffixed(w, *_dims(program, roles['w'], name))} * {x}"]
         case Dot(_, _, "left"):
@@ -185,7 +198,7 @@ def _dims(program: Program, name: str, user: str) -> tuple[tuple[str, ...], tupl
 
 def decoding(program: Program) -> d.Decode:
     """How the codes of the weight are decoded."""
-    for op in map(program.op, program):
-        if isinstance(op, Convert) and op.decode is not None:
-            return op.decode
+    op = program.op("w.value")
+    if isinstance(op, Convert) and op.decode is not None:
+        return op.decode
     raise TemplateError("the program does not say how its codes are decoded: place its conversion first")

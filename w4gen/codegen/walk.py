@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 from w4gen.codegen.index import Index, Term, suffixed
 from w4gen.codegen.tl import STATIC, dims, pointer, variable
 from w4gen.errors import TemplateError
 from w4gen.ir.layout import Layout
 from w4gen.ir.program import Program
-from w4gen.ir.tile import Const, Fold, Input, Pad, Repeat, Slice, Split, Tile, Unpack
-from w4gen.ir.types import I32
+from w4gen.ir.tile import Const, Fold, Input, Pad, Repeat, RunOn, Slice, Split, Tile, Unpack
+from w4gen.ir.types import U8, DType
 
 
 class Walk:
@@ -16,11 +18,11 @@ class Walk:
 
     def __init__(self, program: Program, name: str, spans: int) -> None:
         self.program, self.spans = program, spans
-        tile = program.tile(name)
+        tile = self.tile = program.tile(name)
         self.dims = dims(program, tile)
         self.masks: list[str] = []
         self.lines: list[str] = []
-        self.shift = ""
+        self.planes: list[tuple[Layout, Index, str]] = []
         self.index = {axis: Index((Term(*self.start(axis)),)) for axis in tile.axes if axis not in STATIC}
         self.code = Term("code") if "code" in tile.axes else Term("span * CODES" if spans > 1 else "0")
         while not program.tile(name).kept and not isinstance(program.op(name), Const | Input):
@@ -30,15 +32,15 @@ class Walk:
         if isinstance(program.op(name), Input) and "m" in self.dims:
             self.masks.insert(0, f"{suffixed('m', ('m',), self.dims)} < m_count")
         strides = _strides(program.tile(name))
-        self.address = self.index.get("unit", Index(()))
-        for axis in program.tile(name).axes if "unit" not in self.index else ():
+        self.address = Index(())
+        for axis in program.tile(name).axes if not self.planes else ():
             scaled = self.index[axis].times(strides[axis])
             self.address = Index(self.address.terms + (scaled.terms if scaled.floor == 1 else (self.named(axis, scaled),)))
 
     def start(self, axis: str) -> tuple[str, tuple[str, ...]]:
         """The variable that runs along an axis (of a codebook, its entries)."""
         if axis == "c":
-            return f"tl.arange(0, {self.program.tile('codebook').sizes['c']})", ("c",)
+            return f"tl.arange(0, {self.tile.sizes['c']})", ("c",)
         return (axis, (axis,)) if axis in self.dims else ("0", ())
 
     def step(self, name: str) -> None:
@@ -59,6 +61,8 @@ class Walk:
                     self.masks.append(f"{self.index[axis].render(self.dims)} < {limit}")
             case Repeat(group):
                 self.index["g"] = self.index.pop("k").quotient(group)
+            case RunOn():
+                self.run_on(op)
             case Unpack(layout):
                 self.unpack(layout)
             case Split(layout):
@@ -68,21 +72,37 @@ class Walk:
             case _:
                 raise TemplateError(f"{name} ({op}) cannot be read through: only slices, pads and maps are views")
 
+    def run_on(self, op: RunOn) -> None:
+        """g, counted over the rows; where the whole tensor has one, it is the first."""
+        k, n = self.index.pop("k").quotient(op.group), self.index["n"].times(op.columns)
+        if not op.single and k.floor > 1:
+            k = Index((self.named("g", k),))
+        self.index["g"] = Index(()) if op.single else Index((*n.terms, *k.terms)).quotient(op.every)
+        self.index["n"] = Index(())
+
     def unpack(self, layout: Layout) -> None:
-        """The unit that holds an element, and the bit of it at which the element starts, digit by digit."""
+        """Where an element is kept, of each plane: the unit that holds it, and the bit of it at which it starts."""
+        if any(plane.unit > 32 for plane in layout.planes):
+            raise TemplateError(f"layout {layout} has elements across words: pack it anew")
+        self.planes = [(plane, *self.place(plane)) for plane in layout.planes]
+        self.offsets = list(accumulate((plane.length for plane in layout.planes), initial=0))
+
+    def place(self, layout: Layout) -> tuple[Index, str]:
+        """The unit and the bit of an element in one plane, digit by digit."""
         units: list[Term] = []
         bits: list[Term] = []
         for axis in layout.axes:
+            if self.index[axis].floor > 1:  # a quotient has no digits of its own
+                self.index[axis] = Index((self.named(axis, self.index[axis]),))
             index, below = self.index[axis], 1
             for digit in (digit for digit in layout.digits if digit.axis == axis):
                 part = index.quotient(below)
                 below *= digit.size
                 part = part if below == layout.size(axis) else part.remainder(digit.size)
                 inside = digit.stride < layout.unit
-                part = part.times(digit.stride if inside else digit.stride // layout.unit)
-                (bits if inside else units).extend(part.terms if part.floor == 1 else (self.named(axis, part),))
-        self.index["unit"] = Index(tuple(term for term in units if term.modulo != 1))
-        self.shift = Index(tuple(term for term in bits if term.modulo != 1)).render(self.dims) if bits else ""
+                (bits if inside else units).extend(part.times(digit.stride if inside else digit.stride // layout.unit).terms)
+        unit = Index(tuple(term for term in units if term.modulo != 1))
+        return unit, Index(tuple(term for term in bits if term.modulo != 1)).render(self.dims) if bits else ""
 
     def split(self, layout: Layout) -> Index:
         """k as the digits of word and code."""
@@ -101,20 +121,40 @@ class Walk:
         return Term(axis, along)
 
     def load(self, name: str, extra: str = "") -> list[str]:
+        """The lines that bring a tile to registers: of planes, a load for each, put together."""
+        if not self.planes:
+            lines, text = self.loaded(name, self.address, "", extra)
+            return [*lines, f"{variable(name)} = {text}"]
+        found: list[str] = []
+        whole = ""
+        for number, ((plane, unit, shift), offset) in enumerate(zip(self.planes, self.offsets, strict=False)):
+            address = Index((*unit.terms, Term(str(offset)))) if offset else unit
+            lines, text = self.loaded(f"{name}.{number}" if number else name, address, shift, extra)
+            if len(self.planes) > 1 or plane.unit == 8 > plane.bits:
+                text = f"({text}) & 0x{2**plane.bits - 1:X}"
+            up = sum(before.bits for before, _, _ in self.planes[:number])
+            found += [*lines, f"{variable(name)} |= ({text}) << {up}" if whole else f"{variable(name)} = {text}"]
+            whole = name
+        return found
+
+    def loaded(self, name: str, address: Index, shift: str, extra: str) -> tuple[list[str], str]:
+        """The lines before a load, and the load itself, shifted down."""
         memory = pointer(self.program, self.memory)
-        where = self.address.render(self.dims)
-        lines, mask = list(self.lines), ""
-        if self.masks:  # a mask has the shape of the tile, so the address must have it too
-            where = " + ".join([where, *(f"{suffixed(a, (a,), self.dims)} * 0" for a in self.dims if a not in self.address.axes)])
-            zero = "0" if self.program.tile(self.memory).element == I32 else "0.0"
+        where = address.render(self.dims)
+        lines, mask, self.lines = list(self.lines), "", []
+        if self.masks or not address.axes:  # a mask has the shape of the tile, and so have scales: the address must have it too
+            where = " + ".join([where, *(f"{suffixed(a, (a,), self.dims)} * 0" for a in self.dims if a not in address.axes)])
+        element = self.program.tile(self.memory).element
+        if self.masks:
+            zero = "0" if isinstance(element, DType) and element.kind == "int" else "0.0"
             inside = self.masks[0] if len(self.masks) == 1 else " & ".join(f"({each})" for each in self.masks)
             if len(self.masks) > 1 or extra:
                 lines, inside = [*lines, f"inside = {inside}"], "inside"
             mask = f", mask={inside}, other={zero}"
         if len(where) + len(mask) + len(extra) > 80:
             lines, where = [*lines, f"{variable(name)}_at = {where}"], f"{variable(name)}_at"
-        shift = f" >> ({self.shift})" if self.shift else ""
-        return [*lines, f"{variable(name)} = tl.load({memory} + {where}{mask}{extra}){shift}"]
+        text = f"tl.load({memory} + {where}{mask}{extra})" + (".to(tl.int32)" if element == U8 else "")
+        return lines, text + (f" >> ({shift})" if shift and shift != "0" else "")
 
 
 def _strides(tile: Tile) -> dict[str, int]:

@@ -6,25 +6,27 @@ from typing import Any
 
 import click
 
-from w4gen import paths, pipeline
+from w4gen import pipeline
 from w4gen.commands.question import aligned, answer, as_json, asked, count, picked, question, table, tell
 from w4gen.errors import W4Error
+from w4gen.ir.layout import Layout, dense
 from w4gen.ir.lower import lower
 from w4gen.ir.problem import Problem
 from w4gen.ir.program import Program
 from w4gen.ir.tile import Input
+from w4gen.ir.types import F32
 from w4gen.schedule.arch import Arch
-from w4gen.schedule.cost import bounds_us, bytes_moved, matrix_us, traffic
-from w4gen.schedule.order import layout_for
+from w4gen.schedule.cost import bounds_us, bytes_moved, matrix_us, operations, traffic
 from w4gen.schedule.rewrite import pack
+from w4gen.schedule.rules import ways
 from w4gen.schedule.schedule import Schedule
+from w4gen.schedule.stored import decoded, layout_for, layouts_for
 
 TRIED = (
-    "unit=lanes", "unit=mma zero_at=weight", "unit=vendor zero_at=weight", "side=left", "side=right",
     "scale_at=weight zero_at=weight", "scale_at=accumulator", "zero_at=weight", "zero_at=accumulator",
-    "convert_at=shared", "convert_at=global", "split_k=4",
+    "convert_at=shared", "split_k=1", "split_k=4",
 )  # fmt: skip
-"""Changes of a schedule that are tried one by one, and then every template. What a `Schedule` cannot hold is left out."""
+"""Changes of the picked schedule that are tried one by one."""
 
 
 @click.command()
@@ -38,6 +40,9 @@ def explain(as_json: bool, **options: Any) -> None:
         tell(facts)
         return
     click.echo(told(facts, problem, arch, rows))
+    click.echo()
+    cells = [(each["order"], f"{each['bytes']:,}", f"{each['operations']:.2f}", each["verdict"]) for each in facts["orders"]]
+    table("codes stored as", "bytes", "operations to decode one", "", rows=cells)
     click.echo()
     table("other ways", "", "why", rows=[(each["change"], each["verdict"], each["why"]) for each in facts["others"]])
 
@@ -74,8 +79,21 @@ def explained(problem: Problem, arch: Arch, rows: int) -> dict[str, Any]:
         "padding": round(stored.padding(n=problem.n, k=problem.k), 4) if stored else 0.0,
         "padded_n": stored.size("n") if stored else problem.n,
         "padded_k": stored.size("k") if stored else problem.k,
-        "others": others(problem, arch, schedule),
+        "orders": orders(problem, stored),
+        "others": others(problem, arch, schedule, rows),
     }
+
+
+def orders(problem: Problem, stored: Layout | None) -> list[dict[str, Any]]:
+    """What each stored order of the codes costs: bytes, and word operations that decode one code in f32."""
+    form, n, k = problem.format, problem.n, problem.k
+    read, found = layouts_for(form, n, k), []
+    for layout in dict.fromkeys(([stored] if stored else []) + read + [dense(n, k, form.bits)]):
+        verdict = "taken" if layout == stored else "" if layout in read else "as checkpoints hold it; no kernel reads it"
+        cost = operations(layout, decoded(form, F32, layout))
+        way = {"order": str(layout), "bytes": 4 * layout.length, "operations": round(cost, 2), "verdict": verdict}
+        found.append(way)
+    return found
 
 
 def fallback_traffic(program: Program, rows: int) -> dict[str, int]:
@@ -93,28 +111,27 @@ def brief(program: Program) -> dict[str, list[str]]:
     return paths
 
 
-def others(problem: Problem, arch: Arch, schedule: Schedule) -> list[dict[str, str]]:
-    """Schedules near the one picked: whether each is accepted (which says nothing of its speed), and if not why."""
-    program, found = lower(problem), []
-    templates = sorted(path.name.partition(".")[0] for path in paths.templates().glob("*.py.jinja"))
-    for change in (*TRIED, *(f"template={name}" for name in templates)):
-        try:
-            other = Schedule.parse(f"{schedule} {change}")
-        except W4Error:
-            continue
+def others(problem: Problem, arch: Arch, schedule: Schedule, rows: int) -> list[dict[str, str]]:
+    """The other ways that the rules know, and schedules near the one picked: their bound, or why they are refused."""
+    program = lower(problem)
+    asked = {f"template={way.template} unit={way.unit}": way for way in ways(program, arch) if way.template != schedule.template}
+    asked |= {change: Schedule.parse(f"{schedule} {change}") for change in TRIED}
+    found = []
+    for change, other in asked.items():
         if other != schedule:
-            verdict = refusal(program, other, arch)
-            found.append({"change": change, "verdict": "refused" if verdict else "accepted, not picked", "why": verdict})
+            verdict, why = tried(program, other, arch, rows)
+            found.append({"change": change, "verdict": verdict, "why": why})
     return found
 
 
-def refusal(program: Program, schedule: Schedule, arch: Arch) -> str:
-    """Why a schedule is not legal; empty where it is."""
+def tried(program: Program, schedule: Schedule, arch: Arch, rows: int) -> tuple[str, str]:
+    """Whether a schedule is legal, and what bounds its time or why it is not."""
     try:
-        pipeline.made(program, schedule, arch)
+        bounds = bounds_us(pipeline.made(program, schedule, arch).program, arch, rows)
     except W4Error as error:
-        return str(error)
-    return ""
+        return "refused", str(error)
+    slowest = max(bounds, key=lambda name: bounds[name])
+    return "accepted, not picked", f"no call takes less than {bounds[slowest]:.2f} us ({slowest})"
 
 
 def told(facts: dict[str, Any], problem: Problem, arch: Arch, rows: int) -> str:

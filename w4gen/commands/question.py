@@ -15,16 +15,16 @@ from typing import Any
 
 import click
 
-from w4gen import api, cache, knobs, pipeline
+from w4gen import api, cache, knobs, paths, pipeline
 from w4gen.codegen.render import Kernel
 from w4gen.errors import ScheduleError, ShapeError, W4Error
 from w4gen.ir.lower import lower
 from w4gen.ir.problem import Problem
 from w4gen.ir.types import Format
 from w4gen.schedule import arch as arches
-from w4gen.schedule.order import fragment_order, layout_for
 from w4gen.schedule.rules import pick
 from w4gen.schedule.schedule import Schedule
+from w4gen.schedule.stored import fragment_order, layout_for
 from w4gen.toolchain import able
 
 SHAPE_HELP = "MxKxN: tokens x inputs x outputs (1x1536x256 is one token through a 1536 -> 256 projection)"
@@ -143,7 +143,9 @@ def answer(problem: Problem, arch: arches.Arch, schedule: str = "", templates: P
     chosen = Schedule.parse(f"{picked(problem, arch)[0]} {schedule.replace(',', ' ')}")
     if templates is not None and not (templates / f"{chosen.template}.py.jinja").is_file():
         has = ", ".join(sorted(path.name for path in templates.glob("*.py.jinja"))) or "no template"
-        raise W4Error(f"no {chosen.template}.py.jinja in {templates}, which has {has}: copy w4gen's own there and change it")
+        raise W4Error(
+            f"no {chosen.template}.py.jinja in {templates}, which has {has}: copy one of {paths.templates()} there and change it"
+        )
     kernel = pipeline.made(lower(problem), chosen, arch, templates)
     given = ["--schedule", schedule] * bool(schedule) + ["--templates", str(templates)] * (templates is not None)
     source = kernel.source.replace(" --emit py\n", f" {shlex.join(given)} --emit py\n", 1)
@@ -157,7 +159,7 @@ def count(number: int, what: str) -> str:
 
 def tell(facts: Any) -> None:
     """Print facts as JSON."""
-    click.echo(json.dumps(facts, indent=1))
+    click.echo(json.dumps(facts, indent=1, ensure_ascii=False))
 
 
 def aligned(lines: Iterable[tuple[str, str]]) -> str:

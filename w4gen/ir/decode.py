@@ -1,7 +1,8 @@
 """Decode as data: the word operations that turn a stored code into its value, derived from what the format's values are.
 
 Affine codes use the exponent-bias trick: a code of b bits, or-ed into the low mantissa bits of 2**mantissa, *is* the float
-2**mantissa + code; one multiply-add removes the bias exactly. Codebooks are looked up. `codegen` prints the operations,
+2**mantissa + code; one multiply-add removes the bias exactly. The code of a small float is shifted to where a wider float has
+sign and exponent, and one multiplication makes up for the other bias. Codebooks are looked up. `codegen` prints the operations,
 `run` executes them in NumPy, so that every code of every format is checked for the operations a kernel issues.
 
 `code` is the position of an element in its word. Up to `every` neighbours are decoded where they stand: the word is shifted
@@ -10,7 +11,8 @@ down by `step` bits for each `every` codes before, which leaves the code at bit 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -55,6 +57,40 @@ class Or:
 
 
 @dataclass(frozen=True, slots=True)
+class Left:
+    """Shift up; what is above the word's top is gone."""
+
+    by: int
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """Shift down with copies of the top bit, the sign."""
+
+    by: int
+
+
+@dataclass(frozen=True, slots=True)
+class Clear:
+    bits: int
+
+
+@dataclass(frozen=True, slots=True)
+class AtLeast:
+    """The larger of the word and `bits`, as integers."""
+
+    bits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Except:
+    """A word in which all of `ones` are set is no number: it gets `bits` too."""
+
+    ones: int
+    bits: int
+
+
+@dataclass(frozen=True, slots=True)
 class Bitcast:
     dtype: DType
 
@@ -74,7 +110,7 @@ class Lookup:
     dtype: DType
 
 
-Op: TypeAlias = Shift | Narrow | And | Or | Bitcast | Fma | Lookup
+Op: TypeAlias = Shift | Narrow | And | Or | Left | Right | Clear | AtLeast | Except | Bitcast | Fma | Lookup
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +118,7 @@ class Decode:
     """`field` moves one of the `per_unit` codes of a word to where `value` can turn it into `dtype`.
 
     Values come out without `left_out` (an origin that is made up for on the sums) and, where `power` is set, as
-    value * 2**(bit of the code - 149): x must carry 2**(149 - power - bit), and sums come out times 2**-power.
+    value * 2**(bit of the code - below): x must carry 2**(below - power - bit), and sums come out times 2**-power.
     """
 
     per_unit: int
@@ -93,6 +129,7 @@ class Decode:
     dtype: DType
     left_out: float = 0.0
     power: int = 0
+    below: int = 149
 
     def low(self, code: int) -> int:
         """The bit at which a code stands when it is decoded."""
@@ -110,12 +147,27 @@ def decode(format: Format, dtype: DType, per_unit: int, in_place: bool = True) -
     """The operations for `format` in words of `per_unit` codes, with values in `dtype` (f16, bf16 or f32).
 
     With `in_place` codes are decoded where they stand if the mantissa has room; without, each is shifted down to bit 0, so that
-    the operations are the same for every position.
+    the operations are the same for every position. A code alone in its word (`per_unit` of 1) needs no shift and no mask.
     """
+    return _alone(_decode(format, dtype, per_unit, in_place))
+
+
+def _alone(how: Decode) -> Decode:
+    """Without what separates a code from others, where there are none."""
+    if how.per_unit > 1:
+        return how
+    rest = tuple(op for op in how.field if not isinstance(op, Shift))
+    return replace(how, shift=Shift(1, 0), field=(), value=rest + how.value[isinstance(how.value[0], And) :])
+
+
+def _decode(format: Format, dtype: DType, per_unit: int, in_place: bool) -> Decode:
+    """`decode`, of codes with others in their word."""
     bits, mask = format.bits, 2**format.bits - 1
     if format.codebook is not None:
         each = Shift(1, bits)
         return Decode(per_unit, bits, each, (each,), (And(At(mask, 0, 0)), Lookup(dtype)), dtype)
+    if format.minifloat is not None:
+        return _small_float(format.minifloat, dtype, per_unit)
     if bits > dtype.mantissa:
         raise FormatError(
             f"{format.label}: {bits}-bit codes do not fit the {dtype.mantissa} mantissa bits of {dtype}: use f16 or f32"
@@ -124,27 +176,60 @@ def decode(format: Format, dtype: DType, per_unit: int, in_place: bool = True) -
     field: tuple[Op, ...] = (shift,) if shift.step else ()
     bias = 2.0**dtype.mantissa
     exponent = (2 ** (dtype.bits - dtype.mantissa - 2) - 1 + dtype.mantissa) << dtype.mantissa
-    value = (
-        And(At(0, mask, 1)),
-        Or(exponent),
-        Bitcast(dtype),
-        Fma(At(0, format.step, -1), At(format.origin, -bias * format.step, -1)),
-    )
-    return Decode(per_unit, bits, shift, field + ((Narrow(),) if dtype.bits == 16 else ()), value, dtype)
+    code = (And(At(0, mask, 1)), Or(exponent), Bitcast(dtype))
+    scaled: tuple[Op, ...]
+    if format.origin % format.step:  # half a step: the bias is removed first, or the constant would not be exact
+        scaled = (Fma(At(0, 1, -1), At(0, -bias, -1)), Fma(At(format.step, 0, 0), At(format.origin, 0, 0)))
+    else:
+        scaled = (Fma(At(0, format.step, -1), At(format.origin, -bias * format.step, -1)),)
+    return Decode(per_unit, bits, shift, field + ((Narrow(),) if dtype.bits == 16 else ()), code + scaled, dtype)
 
 
-def decode_as_subnormal(format: Format, per_unit: int) -> Decode:
-    """The fewest operations: a masked code, read as the bits of an f32, *is* the subnormal code * 2**(low - 149), exactly.
+def _small_float(kind: DType, dtype: DType, per_unit: int) -> Decode:
+    """Codes of `kind`, each shifted down to bit 0, as `dtype`, which must have at least its exponent and fraction bits."""
+    gap, ones = dtype.exponent - kind.exponent, 2**kind.exponent - 1
+    if not kind.fits(dtype):
+        raise FormatError(
+            f"{kind} does not fit the {dtype.exponent} exponent and {dtype.mantissa} mantissa bits of {dtype}: use f32"
+        )
+    largest, quiet = (2**dtype.exponent - 1) << dtype.mantissa, 1 << (dtype.mantissa - 1)
+    above = ones << dtype.mantissa  # the exponent bits that a code fills
+    code: list[Op] = [Left(dtype.mantissa if not kind.signed else dtype.bits - kind.bits)]
+    if not kind.signed:
+        code += [And(At(largest, 0, 0)), AtLeast(quiet)]  # the least power of two is subnormal
+    elif gap:
+        code += [Right(gap), Clear(largest ^ above)]
+    if kind.special == "nan":
+        fraction = (2**kind.mantissa - 1) << (dtype.mantissa - kind.mantissa)
+        code.append(Except(above | fraction, largest | quiet))
+    elif kind.special == "ieee" and gap:
+        code.append(Except(above, largest))
+    code.append(Bitcast(dtype))
+    if gap:
+        code.append(Fma(At(2.0 ** (dtype.bias - kind.bias), 0, 0), At(0, 0, 0)))
+    shift = Shift(1, kind.bits)
+    return Decode(per_unit, kind.bits, shift, (shift, *([Narrow()] if dtype.bits == 16 else [])), tuple(code), dtype)
 
-    Affine formats only; their origin is left out. x is to carry 2**(85 - low), which needs |x| < 2**42: true of f16, not of bf16.
+
+def decode_for_x(format: Format, per_unit: int) -> Decode:
+    """The fewest operations, in f32, for an x that carries a power of two; an affine format's origin is left out.
+
+    A masked code, read as the bits of an f32, *is* the subnormal code * 2**(low - 149), exactly, and x is to carry 2**(85 - low).
+    A small float goes without its last multiplication. Either needs |x| < 2**42: true of f16, not of bf16.
     """
     bits = format.bits
-    if format.codebook is not None or format.step != 1.0:
-        raise FormatError(f"{format.label}: only codes that step by 1 are read as subnormals; leave the zero on the weight")
+    if format.minifloat is not None:
+        how = _small_float(format.minifloat, F32, per_unit)
+        value = tuple(op for op in how.value if not isinstance(op, Fma))
+        return _alone(replace(how, value=value, power=64, below=F32.bias - format.minifloat.bias))
+    if not format.affine or not 2.0**-16 <= format.step <= 2.0**16:
+        raise FormatError(
+            f"{format.label}: only affine codes, of steps up to 2**16, are read as subnormals; leave the zero on the weight"
+        )
     shift = shift_for(bits, per_unit, F32.mantissa)
     value = (And(At(0, 2**bits - 1, 1)), Bitcast(F32))
     field: tuple[Op, ...] = (shift,) if shift.step else ()
-    return Decode(per_unit, bits, shift, field, value, F32, left_out=format.origin, power=64)
+    return _alone(Decode(per_unit, bits, shift, field, value, F32, format.origin, 64, 149 + round(math.log2(format.step))))
 
 
 def run(how: Decode, word: Any, code: int, codebook: Any = None) -> Any:
@@ -160,11 +245,22 @@ def run(how: Decode, word: Any, code: int, codebook: Any = None) -> Any:
                 value = value & int(op.mask.value(low))
             case Or():
                 value = value | value.dtype.type(op.bits)
+            case Left():
+                value = value << value.dtype.type(op.by)
+            case Right():
+                value = value >> value.dtype.type(op.by)
+            case Clear():
+                value = value & value.dtype.type(~op.bits)
+            case AtLeast():
+                value = np.maximum(value, value.dtype.type(op.bits))
+            case Except():
+                value = np.where((value & op.ones) == op.ones, value | value.dtype.type(op.bits), value)
             case Bitcast():
                 wide = (value.astype(np.int32) << 16).view(np.float32) if op.dtype.name == "bf16" else None
                 value = value.view({"f16": np.float16, "f32": np.float32}[op.dtype.name]) if wide is None else wide
             case Fma():
-                value = value * value.dtype.type(op.times.value(low)) + value.dtype.type(op.plus.value(low))
+                value = value * value.dtype.type(op.times.value(low))
+                value = value + value.dtype.type(op.plus.value(low)) if op.plus.value(low) else value
             case Lookup():
                 value = codebook[value]
     return value

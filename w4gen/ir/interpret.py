@@ -27,6 +27,7 @@ from w4gen.ir.tile import (
     Pad,
     Reduce,
     Repeat,
+    RunOn,
     Slice,
     Split,
     Store,
@@ -92,12 +93,11 @@ class _Run:
             at = dict(zip(tile.axes, place, strict=True))
             operands = {role: self.value(source, at) for role, source in self.program.operands(name).items()}
             block = operands["acc" if "acc" in operands else "of"].astype(np.float64)
-            block = block + (operands["bias"].astype(np.float64) if "bias" in operands else 0)
             order = [self.program.tile(self.program.source(name)).axes.index(axis) for axis in tile.axes]
-            block = block.transpose(order)
-            corner = [turn * size for turn, size in zip(place, block.shape, strict=True)]
+            corner = [turn * block.shape[axis] for turn, axis in zip(place, order, strict=True)]
             if any(c >= end for c, end in zip(corner, whole.shape, strict=True)):
                 continue  # rows of the layout that are all padding
+            block = (block + operands["bias"].astype(np.float64) if "bias" in operands else block).transpose(order)
             window = tuple(slice(c, min(c + s, end)) for c, s, end in zip(corner, block.shape, whole.shape, strict=True))
             whole[window] = block[tuple(slice(0, w.stop - w.start) for w in window)]
         return whole
@@ -159,6 +159,9 @@ class _Run:
                 return first.reshape([*tile.shape[: axes.index("word") + 2], *first.shape[axes.index("word") + 1 :]])
             case Repeat(group, size):
                 return np.take(first, np.arange(size) // group, axis=axes.index("g"))
+            case RunOn():
+                stretch = np.arange(op.rows)[:, None] * op.columns + np.arange(op.size) // op.group
+                return first[0][np.minimum(stretch // op.every, first.shape[1] - 1)]
             case Convert():
                 return self.convert(name, op, operands)
             case Dot(over):
@@ -169,7 +172,8 @@ class _Run:
 
     def convert(self, name: str, op: Convert, operands: dict[str, Any]) -> Any:
         if "codes" in operands:
-            table = np.asarray(operands.get("codebook", self.program.problem.format.values), np.float64)
+            form: Any = self.program.tile(self.program.operands(name)["codes"]).element
+            table = np.asarray(operands["codebook"] if form.codebook is not None else form.values, np.float64)
             return (table - (op.decode.left_out if op.decode else 0))[operands["codes"]]
         value = next(iter(operands.values())).astype(np.float64)
         total = self.aligned(name, "sum", operands) if "sum" in operands else 1

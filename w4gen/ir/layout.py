@@ -1,13 +1,14 @@
 """Where the bits of a stored tensor live: a mixed-radix number of digits, each with a stride in bits.
 
-The packer, the unpacker and the address arithmetic printed into kernels are all read off the same digits.
+The packer, the unpacker and the address arithmetic printed into kernels are all read off the same digits. Codes of 3, 5, 6 or 7
+bits lie in units of a few words without a gap (`dense`), in words with a gap at the top (`rows`), or split into planes.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from w4gen.errors import FormatError
@@ -39,13 +40,15 @@ class Place:
 class Layout:
     """`address(index) = sum of digit * stride`, in bits, of elements `bits` wide kept in units of `unit` bits.
 
-    Digits below one unit may leave holes (10 codes of 3 bits in 32); above it the units are dense.
-    Raises `FormatError` where two elements would share a bit or a unit is never used.
+    Digits below one unit may leave holes (10 codes of 3 bits in 32); above it the units are dense. A unit of more than 32 bits is
+    several words, and an element may lie across two of them. Elements split into planes keep their low `bits` here and the rest
+    in `high`, whose units follow. Raises `FormatError` where two elements would share a bit or a unit is never used.
     """
 
     digits: tuple[Digit, ...]
     bits: int
     unit: int = 32
+    high: Layout | None = None
 
     def __post_init__(self) -> None:
         end = self.bits
@@ -55,6 +58,30 @@ class Layout:
             if digit.stride < self.unit < digit.stride * (digit.size - 1) + end:
                 raise FormatError(f"layout {self}: digit {digit} crosses the {self.unit}-bit unit")
             end = digit.stride * digit.size
+        if self.unit > 32 and self.unit % 32:
+            raise FormatError(f"layout {self}: a unit of {self.unit} bits is not whole words")
+        if self.high is not None and any(self.size(axis) != self.high.size(axis) for axis in {*self.axes, *self.high.axes}):
+            raise FormatError(f"layout {self}: its planes do not hold the same elements")
+
+    @property
+    def planes(self) -> tuple[Layout, ...]:
+        """The layout of each plane alone, the one of the lowest bits first."""
+        return (replace(self, high=None), *(self.high.planes if self.high else ()))
+
+    @property
+    def width(self) -> int:
+        """Bits of an element, in all planes."""
+        return sum(plane.bits for plane in self.planes)
+
+    @property
+    def narrowest(self) -> Layout:
+        """The plane with the most elements in a unit: the others hold whole units for each of its."""
+        return max(self.planes, key=lambda plane: plane.per_unit)
+
+    @property
+    def length(self) -> int:
+        """Stored machine words, of all planes: units, of which one wider than 32 bits is several."""
+        return sum(plane.units * max(1, plane.unit // 32) for plane in self.planes)
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -74,9 +101,11 @@ class Layout:
         """Elements in one storage unit."""
         return math.prod(digit.size for digit in self.digits if digit.stride < self.unit)
 
-    def address(self, **index: Any) -> Any:
-        """The bit at which the element at `index` (one integer or array per axis) starts."""
-        rest, total = dict(index), 0
+    def address(self, bit: int = 0, **index: Any) -> Any:
+        """The place of one bit (default: the lowest) of the element at `index` (one integer or array per axis)."""
+        if bit >= self.bits and self.high is not None:
+            return self.units * self.unit + self.high.address(bit - self.bits, **index)
+        rest, total = dict(index), bit
         for digit in self.digits:
             total = total + rest[digit.axis] % digit.size * digit.stride
             rest[digit.axis] = rest[digit.axis] // digit.size
@@ -124,6 +153,16 @@ class Layout:
         return start
 
     @property
+    def row_major(self) -> bool:
+        """Whether the elements follow one another row by row, the last axis fastest."""
+        stride = self.bits
+        for digit in (digit for axis in reversed(self.axes) for digit in self.digits if digit.axis == axis):
+            if digit.size > 1 and digit.stride != stride:
+                return False
+            stride *= digit.size
+        return True
+
+    @property
     def block_units(self) -> int:
         """Units of a block, the smallest stretch of storage in which every digit of k but the highest runs through."""
         return max((d.stride for d in self.digits if d.axis == "k"), default=self.unit) // self.unit
@@ -140,37 +179,64 @@ class Layout:
         return held / math.prod(sizes.values()) - 1
 
     def row_units(self) -> int | None:
-        """Units in one row where the units of a row are neighbours, else None."""
+        """Units in one row where the units of a row are neighbours and the rows follow each other, else None."""
         units = math.prod(d.size for d in self.digits if d.axis == "k" and d.stride >= self.unit)
-        return None if any(d.axis == "n" and d.size > 1 and d.stride < units * self.unit for d in self.digits) else units
+        after = units * self.unit
+        for digit in (d for d in self.digits if d.axis == "n" and d.size > 1):
+            if digit.stride != after:
+                return None
+            after *= digit.size
+        return units
 
     def __str__(self) -> str:
-        return f"{','.join(map(str, self.digits))};{self.bits}/{self.unit}"
+        return f"{','.join(map(str, self.digits))};{self.bits}/{self.unit}" + (f"+{self.high}" if self.high else "")
 
     @classmethod
     def parse(cls, text: str) -> Layout:
         """The layout that `str()` wrote. Raises `FormatError` on anything else."""
-        match = re.fullmatch(r"((?:[a-z]+\d+@\d+,?)+);(\d+)/(\d+)", text)
+        low, plus, high = text.partition("+")
+        match = re.fullmatch(r"((?:[a-z]+\d+@\d+,?)+);(\d+)/(\d+)", low)
         if match is None:
             raise FormatError(f"cannot read the layout {text!r}: write it with str(layout)")
-        digits = re.findall(r"([a-z]+)(\d+)@(\d+)", match[1])
-        return cls(tuple(Digit(axis, int(size), int(stride)) for axis, size, stride in digits), int(match[2]), int(match[3]))
+        digits = (Digit(axis, int(size), int(stride)) for axis, size, stride in re.findall(r"([a-z]+)(\d+)@(\d+)", match[1]))
+        return cls(tuple(digits), int(match[2]), int(match[3]), cls.parse(high) if plus else None)
 
 
 QUAD = 4
 """Words that one 16-byte load brings to a thread; rows are whole quads."""
 
 
-def rows(n: int, k: int, bits: int, run: int = 1) -> Layout:
-    """Rows of 32-bit words; `run` consecutive k share a position in `run` consecutive words (run=1: the plain dense stream).
+PLANES = {3: (2, 1), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1)}
+"""The widths, lowest bits first, of the planes that codes are split into where no whole number of them fills a word."""
 
-    k is padded to whole blocks of `run` words and whole quads. With 4 bits and run=16, code i of word v in block b is
-    k = 128 b + 16 i + v.
+
+def rows(n: int, k: int, bits: int, run: int = 1, unit: int = 32) -> Layout:
+    """Rows of units, words of 32 bits; `run` consecutive k share a position in `run` consecutive units (run=1: a plain stream).
+
+    k is padded to whole blocks of `run` units and whole quads. With 4 bits and run=16, code i of word v in block b is
+    k = 128 b + 16 i + v. Of 3 bits a word holds 10, with 2 bits to spare.
     """
-    per_word, granule = 32 // bits, max(run, QUAD)
-    blocks = -(-k // (granule * per_word)) * granule // run
-    k_digits = (Digit("k", run, 32), Digit("k", per_word, bits), Digit("k", blocks, 32 * run))
-    return Layout((Digit("n", n, 32 * run * blocks), *k_digits), bits)
+    per_unit, granule = unit // bits, max(run, QUAD)
+    blocks = -(-k // (granule * per_unit)) * granule // run
+    k_digits = (Digit("k", run, unit), Digit("k", per_unit, bits), Digit("k", blocks, unit * run))
+    return Layout((Digit("n", n, unit * run * blocks), *k_digits), bits, unit)
+
+
+def dense(n: int, k: int, bits: int) -> Layout:
+    """Rows without a gap: the stream of bits that most checkpoints hold, 32 codes of 3 bits in a unit of 3 words."""
+    return rows(n, k, bits, unit=math.lcm(32, bits))
+
+
+def planes(n: int, k: int, bits: int, run: int = 1) -> Layout:
+    """Rows for each plane of `PLANES`, with k padded so that all planes have whole blocks: code i of a block is alike in all."""
+    widths = PLANES.get(bits, (bits,))
+    per_block = max(run, QUAD) * (32 // min(widths))
+    split: Layout | None = None
+    for width in reversed(widths):
+        split = replace(rows(n, -(-k // per_block) * per_block, width, run), high=split)
+    if split is None:
+        raise FormatError(f"no planes for codes of {bits} bits")
+    return split
 
 
 def matrix(shape: dict[str, int], bits: int) -> Layout:
@@ -180,25 +246,6 @@ def matrix(shape: dict[str, int], bits: int) -> Layout:
         digits.append(Digit(axis, size, stride))
         stride *= size
     return Layout(tuple(reversed(digits)), bits, bits)
-
-
-def beside(layout: Layout, groups: int, bits: int) -> Layout:
-    """The order of a tensor of one machine word for each row n and group g, kept beside codes in `layout`.
-
-    Row-major beside rows. Beside blocks of several rows it follows the rows of a block, those that share a word of codes next to
-    each other: what a lane needs of it is one load.
-    """
-    rows_of = sorted((digit for digit in layout.digits if digit.axis == "n"), key=lambda digit: digit.stride)
-    if layout.row_units() is not None:
-        return matrix({"n": layout.size("n"), "g": groups}, bits)
-    block = [digit for digit in rows_of if digit.stride < layout.block_units * layout.unit]
-    order = [*block, Digit("g", groups, 0), *(digit for digit in rows_of if digit not in block)]
-    places: dict[Digit, int] = {}
-    stride = bits
-    for digit in order:
-        places[digit], stride = stride, stride * digit.size
-    listed = [digit for digit in layout.digits if digit in places] + [Digit("g", groups, 0)]
-    return Layout(tuple(Digit(each.axis, each.size, places[each]) for each in listed), bits, bits)
 
 
 def _spread(layout: Layout) -> tuple[list[int], list[int]]:
@@ -217,23 +264,40 @@ def _shifts(layout: Layout) -> list[int]:
 
 
 def pack(layout: Layout, array: Any, xp: Any) -> Any:
-    """Storage units of `array` (axes as `layout.axes`, padded): i32[units] of codes, or the elements where each is a unit."""
+    """What is stored of `array` (axes as `layout.axes`, padded): i32 words, u8 in units of 8 bits, elements that fill one."""
+    if layout.high is not None:
+        low, *_ = layout.planes
+        return xp.concatenate([pack(low, array & (2**low.bits - 1), xp), pack(layout.high, array >> low.bits, xp)])
     sizes, order = _spread(layout)
     spread = xp.moveaxis(array.reshape(sizes), order, list(range(len(order))))
     if layout.bits == layout.unit:
         return spread.reshape(-1)
-    spread = spread.reshape([layout.units, layout.per_unit])
-    words = xp.zeros_like(xp.asarray(spread[:, 0], dtype=xp.int32))
-    for position, shift in enumerate(_shifts(layout)):
-        words |= xp.asarray(spread[:, position], dtype=xp.int32) << shift
-    return words
+    spread = xp.asarray(spread.reshape([layout.units, layout.per_unit]), dtype=xp.int32)
+    words = [xp.zeros_like(spread[:, 0]) for _ in range(max(1, layout.unit // 32))]
+    for position, start in enumerate(_shifts(layout)):
+        word, bit = divmod(start, 32)
+        words[word] |= spread[:, position] << bit
+        if bit + layout.bits > 32:
+            words[word + 1] |= spread[:, position] >> (32 - bit)
+    return xp.asarray(xp.stack(words, -1).reshape(-1), dtype=xp.uint8 if layout.unit == 8 else xp.int32)
 
 
-def unpack(layout: Layout, units: Any, xp: Any) -> Any:
+def unpack(layout: Layout, stored: Any, xp: Any) -> Any:
     """The array that `pack` stored, padding included: u8 codes, or the elements themselves."""
+    if layout.high is not None:
+        low, *_ = layout.planes
+        return unpack(low, stored[: low.length], xp) | (unpack(layout.high, stored[low.length :], xp) << low.bits)
     if layout.bits < layout.unit:
-        mask = 2**layout.bits - 1
-        units = xp.stack([xp.asarray((units >> shift) & mask, dtype=xp.uint8) for shift in _shifts(layout)], -1)
+        words = stored.reshape([layout.units, max(1, layout.unit // 32)])
+        stored = xp.stack([xp.asarray(_element(words, start, layout.bits), dtype=xp.uint8) for start in _shifts(layout)], -1)
     sizes, order = _spread(layout)
-    spread = units.reshape([sizes[position] for position in order])
+    spread = stored.reshape([sizes[position] for position in order])
     return xp.moveaxis(spread, list(range(len(order))), order).reshape([layout.size(axis) for axis in layout.axes])
+
+
+def _element(words: Any, start: int, bits: int) -> Any:
+    """The `bits` from `start` on of units of 32-bit words, some of which may lie in the next word."""
+    word, bit = divmod(start, 32)
+    below = min(bits, 32 - bit)
+    low = (words[:, word] >> bit) & (2**below - 1)
+    return low if below == bits else low | ((words[:, word + 1] & (2 ** (bits - below) - 1)) << below)

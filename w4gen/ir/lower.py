@@ -1,42 +1,77 @@
-"""Problem -> the logical program: whole tensors, no tile sizes, nothing kept yet."""
+"""Problem -> the logical program: whole tensors, no tile sizes, nothing kept yet.
+
+The scales of a format may be values of another format, with scales of their own. One function lowers a format, whether its
+values are weights or scales; every stored tensor, a leaf of that tree, is first spread over k (its node is called `….k`).
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from w4gen.errors import ShapeError
 from w4gen.ir.problem import Problem
-from w4gen.ir.program import Builder, Program
-from w4gen.ir.tile import Const, Convert, Dot, Input, Repeat, Space, Store
-from w4gen.ir.types import F32
+from w4gen.ir.program import Builder, Operands, Program
+from w4gen.ir.tile import Const, Convert, Dot, Input, Repeat, RunOn, Space, Store
+from w4gen.ir.types import F32, DType, Format, decoded
 
 
 def lower(problem: Problem) -> Program:
     """`y = x · wᵀ + bias`, as a graph. Weights come first, so that their nodes print first.
 
-    w is scale · value(codes), a zero being subtracted before scaling or, in the mode `minimum`, after it.
+    w is scale · value(codes), a zero being subtracted before scaling or, in the mode `minimum`, after it. Raises `ShapeError` on
+    weights without a scale, and on groups that end inside another row.
     """
     form, n, k, m = problem.format, problem.n, problem.k, problem.m[1]
+    if form.scale is None:
+        raise ShapeError(f"{form.label}: weights need a scale: take scale=f32 with group=-1 and flat=True, one for the tensor")
+    if form.flat and form.group != -1 and k % form.group:
+        raise ShapeError(
+            f"K={k} is not a multiple of the flat group {form.group} ({form.label}): no group may end in another row"
+        )
     b = Builder(problem)
-    b.add("codes", Const(), {}, form, Space.GLOBAL, {"n": n, "k": k})
-    codes = {"codes": "codes"}
-    if form.codebook is not None:
-        codes["codebook"] = b.add("codebook", Const(), {}, F32, Space.GLOBAL, {"c": 2**form.bits})
-    b.add("w.value", Convert(), codes, F32)
-    b.add("scale", Const(), {}, form.scale, Space.GLOBAL, {"n": n, "g": form.groups(k)})
-    b.add("scale.k", Repeat(form.group_in(k), k), {"of": "scale"}, form.scale)
-    if form.zero is not None:
-        b.add("zero", Const(), {}, form.zero, Space.GLOBAL, {"n": n, "g": form.groups(k)})
-        b.add("zero.k", Repeat(form.group_in(k), k), {"of": "zero"}, form.zero)
-    value = "w.value"
-    if form.zero is not None and not form.zero_after_scale:
-        value = b.add("w.centred", Convert(), {"value": value, "zero": "zero.k"}, F32)
-    if form.zero_after_scale:
-        value = b.add("w.scaled", Convert(), {"value": value, "scale": "scale.k"}, F32)
-        b.add("w", Convert(), {"value": value, "zero": "zero.k"}, F32)
-    else:
-        b.add("w", Convert(), {"value": value, "scale": "scale.k"}, F32)
+    w = _values(b, form, "", n, k, Repeat(1, k))
     b.add("x", Input(), {}, problem.x, Space.GLOBAL, {"m": m, "k": k})
-    b.add("acc", Dot(("k",)), {"w": "w", "x": "x"}, F32)
+    b.add("acc", Dot(("k",)), {"w": w, "x": "x"}, F32)
     sums = {"acc": "acc"}
     if problem.bias:
         sums["bias"] = b.add("bias", Input(), {}, problem.y, Space.GLOBAL, {"n": n})
     b.add("y", Store((("m", m), ("n", n))), sums, problem.y, Space.GLOBAL)
     return b.done()
+
+
+def _values(b: Builder, form: Format, at: str, rows: int, columns: int, view: Repeat | RunOn) -> str:
+    """The values [n, k] of a format, scaled; `at` names the leaf that holds its codes [rows, columns], which `view` spreads."""
+    stem, inside = at or "w", f"{at}." if at else ""
+    leaf = b.add(at or "codes", Const(), {}, form, Space.GLOBAL, {"n": rows, ("g" if at else "k"): columns})
+    codes = {"codes": b.add(f"{at}.k", view, {"of": leaf}, form) if at else leaf}
+    if form.codebook is not None:
+        codes["codebook"] = b.add(f"{inside}codebook", Const(), {}, F32, Space.GLOBAL, {"c": 2**form.bits})
+    value = b.add(f"{stem}.value", Convert(), codes, F32)
+    below, grid = _below(view, form, rows, columns), form.grid(rows, columns)
+    roles = {"scale": form.scale, "zero": form.zero}
+    held = {role: _spread(b, kind, f"{inside}{role}", *grid, below) for role, kind in roles.items() if kind is not None}
+    order = ("scale", "zero") if form.zero_after_scale else ("zero", "scale")
+    steps = [role for role in order if role in held]
+    names = {"scale": f"{stem}.scaled", "zero": f"{stem}.centred"} | dict.fromkeys(steps[-1:], (at and f"{at}.whole") or "w")
+    for role in steps:
+        operands: Operands = {"value": value, role: held[role]}
+        value = b.add(names[role], Convert(), operands, F32)
+    return value
+
+
+def _spread(b: Builder, kind: DType | Format, at: str, rows: int, columns: int, view: Repeat | RunOn) -> str:
+    """Scales or zeros [n, k], of a machine type or themselves the values of a format."""
+    kind = decoded(kind)
+    if isinstance(kind, Format):
+        return _values(b, kind, at, rows, columns, view)
+    leaf = b.add(at, Const(), {}, kind, Space.GLOBAL, {"n": rows, "g": columns})
+    return b.add(f"{at}.k", view, {"of": leaf}, kind)
+
+
+def _below(view: Repeat | RunOn, form: Format, rows: int, columns: int) -> Repeat | RunOn:
+    """How the scales of [rows, columns] values of `form`, themselves spread by `view`, are spread over [n, k]."""
+    if isinstance(view, RunOn):
+        return replace(view, every=view.every * form.group_in(rows * columns))
+    if form.flat:
+        return RunOn(view.group, columns, form.group_in(rows * columns), rows, view.size)
+    return Repeat(view.group * form.group_in(columns), view.size)

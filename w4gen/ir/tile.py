@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from w4gen.errors import ShapeError
 from w4gen.ir.decode import Decode
-from w4gen.ir.layout import Layout, matrix
+from w4gen.ir.layout import Layout
 from w4gen.ir.types import DType, Format
 
 
@@ -151,6 +151,25 @@ class Repeat:
 
 
 @dataclass(frozen=True, slots=True)
+class RunOn:
+    """Map: g -> (n, k). The `columns` stretches of `group` k of each row follow one another, and `every` of them share a g."""
+
+    group: int
+    columns: int
+    every: int
+    rows: int
+    size: int
+
+    @property
+    def single(self) -> bool:
+        """Whether one g is shared by the whole tensor."""
+        return self.every >= self.rows * self.columns
+
+    def __str__(self) -> str:
+        return f"map each g to {self.every} x {self.group} k, over rows"
+
+
+@dataclass(frozen=True, slots=True)
 class Fold:
     """Map: word -> (lane, quad), `quad` neighbouring words a lane: 16 bytes that one load brings to one thread."""
 
@@ -160,7 +179,7 @@ class Fold:
         return f"map word to lane, {self.quad}"
 
 
-Map: TypeAlias = Pack | Unpack | Field | Split | Repeat | Fold
+Map: TypeAlias = Pack | Unpack | Field | Split | Repeat | RunOn | Fold
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,10 +255,11 @@ def sizes(op: Op, operands: dict[str, Tile]) -> dict[str, int]:
         case Store(grown):
             return dict(grown)
         case Pack(layout):
-            if layout == matrix(first, layout.bits):
+            if layout.bits == layout.unit and layout.row_major:
                 return first
             units = layout.row_units() if layout.bits < layout.unit else None
-            return {"word": layout.units} if units is None else {"n": layout.size("n"), "word": units}
+            plain = units is not None and layout.high is None and layout.unit == 32
+            return {"n": layout.size("n"), "word": units or 1} if plain else {"word": layout.length}
         case Unpack(layout):
             return {axis: layout.size(axis) for axis in layout.axes}
         case Field(layout, spans):
@@ -252,6 +272,8 @@ def sizes(op: Op, operands: dict[str, Tile]) -> dict[str, int]:
             return dict(pair for pairs in folded for pair in pairs)
         case Repeat(_, size):
             return {**{axis: size for axis, size in first.items() if axis != "g"}, "k": size}
+        case RunOn(rows=rows, size=size):
+            return {"n": rows, "k": size}
         case Dot(over):
             w, x = operands["w"].sizes, operands["x"].sizes
             return {a: {**w, **x}[a] for a in dict.fromkeys(("m", "n", *w)) if a in {**w, **x} and a not in over}

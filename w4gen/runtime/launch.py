@@ -9,6 +9,7 @@ import torch
 
 from w4gen import knobs, toolchain
 from w4gen.codegen.render import Kernel, Piece
+from w4gen.codegen.tl import pointer
 from w4gen.errors import ShapeError
 from w4gen.runtime.dtypes import torch_dtype
 from w4gen.runtime.interpreter import mend_bf16
@@ -16,8 +17,12 @@ from w4gen.runtime.weight import Weight
 from w4gen.schedule.arch import ARCHES, Arch, arch, for_capability
 
 Launch: TypeAlias = Callable[..., None]
-ARGUMENTS = ("y_ptr", "x_ptr", "codes_ptr", "scale_ptr", "zero_ptr", "codebook_ptr", "bias_ptr", "m_count")
-"""The order in which a call hands over its tensors; partial sums and a dense weight are made for it."""
+
+
+def arguments(kernel: Kernel) -> tuple[str, ...]:
+    """The order in which a call hands over its tensors; partial sums and a dense weight are made for it."""
+    weight = (pointer(kernel.program, part) for part in kernel.problem.format.parts(1, 1))
+    return "y_ptr", "x_ptr", *weight, "bias_ptr", "m_count"
 
 
 def arch_of(device: torch.device | None = None) -> Arch:
@@ -32,7 +37,7 @@ def arch_of(device: torch.device | None = None) -> Arch:
 
 
 def launcher(kernel: Kernel, device: torch.device, n: int = 0) -> Launch:
-    """`launch(y, x, codes, scale, zero, codebook, bias, m)`: the functions of a kernel, then the vendor's matmul if it has one.
+    """`launch(y, x, *buffers of the weight, bias, m)`: the functions of a kernel, then the vendor's matmul if it has one.
 
     `n` cuts everything to the first outputs (0: all of them). A kernel that reads weights before the one in front has ended does
     so only where the weights are those of the call before: the first call after a write to them waits.
@@ -40,12 +45,13 @@ def launcher(kernel: Kernel, device: torch.device, n: int = 0) -> Launch:
     early = bool(kernel.schedule.overlap) and not toolchain.interpreted()
     load = _interpreted if toolchain.interpreted() else _compiled
     ways = {overlap: [(piece, load(kernel, piece, device, overlap)) for piece in kernel.pieces] for overlap in {False, early}}
-    makes = {argument for piece in kernel.pieces for argument in piece.arguments} - set(ARGUMENTS)
+    names = arguments(kernel)
+    makes = {argument for piece in kernel.pieces for argument in piece.arguments} - set(names)
     grids: dict[tuple[int, bool], list[Any]] = {}
 
     def launch(*call: Any) -> None:
-        given, m = dict(zip(ARGUMENTS, call, strict=True)), call[-1]
-        way = (m, early and unwritten(call[2:6]))
+        given, m = dict(zip(names, call, strict=True)), call[-1]
+        way = (m, early and unwritten(call[2:-2]))
         if way not in grids:
             grids[way] = [run[kernel.programs(piece, m, n)] for piece, run in ways[way[1]]]
         if makes:

@@ -12,7 +12,7 @@ from w4gen.ir.layout import Layout
 from w4gen.ir.types import Format
 from w4gen.runtime import dtypes
 from w4gen.runtime.ops import stored_for
-from w4gen.runtime.weight import BUFFERS, Weight
+from w4gen.runtime.weight import Weight
 
 
 def linear(x: torch.Tensor, w: Weight, bias: torch.Tensor | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -28,14 +28,14 @@ def linear(x: torch.Tensor, w: Weight, bias: torch.Tensor | None = None, out: to
 
 
 def _call(
-    x: torch.Tensor, buffers: tuple[torch.Tensor | None, ...], bias: torch.Tensor | None, n: int, format: str, layout: str
+    x: torch.Tensor, buffers: tuple[torch.Tensor, ...], bias: torch.Tensor | None, n: int, format: str, layout: str
 ) -> torch.Tensor:
     """The op, for x of any number of dimensions and rows."""
     rows = x.reshape(-1, x.shape[-1])
     if rows.shape[0] == 0:
         return x.new_empty((*x.shape[:-1], n))
     bias = bias if bias is None or bias.dtype == x.dtype else bias.to(x.dtype)
-    return torch.ops.w4gen.linear(rows, *buffers, bias, n, format, layout).reshape(*x.shape[:-1], n)
+    return torch.ops.w4gen.linear(rows, list(buffers), bias, n, format, layout).reshape(*x.shape[:-1], n)
 
 
 def _check(
@@ -55,14 +55,11 @@ def _check(
 class Linear(torch.nn.Module):
     """A linear layer over a quantized weight: `y[..., N] = x[..., K] · wᵀ + bias[N]`.
 
-    Buffers: `codes` i32[words], `scale` [N, groups], `zero` [N, groups] or none, `codebook` f32[2**bits] or none; the format and
-    the layout travel in the state dict beside them. Gradients reach x and the bias, not the weight.
+    Buffers are those of the Weight, `codes`, `scale` and so on (`scale.scale` is called `scale_scale`); the format and the layout
+    travel in the state dict beside them. Gradients reach x and the bias, not the weight.
     """
 
     codes: torch.Tensor
-    scale: torch.Tensor
-    zero: torch.Tensor | None
-    codebook: torch.Tensor | None
     bias: torch.Tensor | None
 
     def __init__(self, weight: Weight, bias: torch.Tensor | None = None) -> None:
@@ -79,20 +76,25 @@ class Linear(torch.nn.Module):
     @property
     def weight(self) -> Weight:
         """The weight as it is stored now."""
-        buffers = (getattr(self, name) for name in BUFFERS)
-        return Weight(self.format, self.out_features, self.in_features, self.layout, *buffers)
+        return Weight(self.format, self.out_features, self.in_features, self.layout, self._held())
 
     def _hold(self, weight: Weight) -> None:
         """Keep a weight, packed for the device that it is on."""
         weight = stored_for(weight, weight.codes.device)
         self.layout, self._format, self._layout = weight.layout, str(weight.format), str(weight.layout)
-        for name in BUFFERS:
-            self.register_buffer(name, getattr(weight, name))
+        for name in set(self._buffers) - {"bias"}:
+            del self._buffers[name]
+        self._names = tuple(name.replace(".", "_") for name in weight.names)
+        for name, buffer in zip(self._names, weight.buffers, strict=True):
+            self.register_buffer(name, buffer)
+
+    def _held(self) -> tuple[torch.Tensor, ...]:
+        """The buffers of the weight, in order."""
+        return tuple(self._buffers[name] for name in self._names)  # type: ignore[misc]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         _check(x, self.in_features, self.out_features, self.codes.device, self.bias)
-        buffers = (self.codes, self.scale, self.zero, self.codebook)
-        return _call(x, buffers, self.bias, self.out_features, self._format, self._layout)
+        return _call(x, self._held(), self.bias, self.out_features, self._format, self._layout)
 
     def get_extra_state(self) -> dict[str, str]:
         return {"format": self._format, "layout": self._layout}
@@ -104,18 +106,22 @@ class Linear(torch.nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Take buffers of any layout: the layout comes with them, and the next call packs for its device."""
-        for name in BUFFERS:
-            given, held = state_dict.get(prefix + name), getattr(self, name)
-            if given is None and name in ("zero", "codebook"):
-                setattr(self, name, None)
-            elif given is not None and (held is None or (given.shape, given.dtype) != (held.shape, held.dtype)):
-                setattr(self, name, torch.empty_like(given, device=self.codes.device))
+        extra = state_dict.get(f"{prefix}_extra_state")
+        form = Format.parse(extra["format"]) if extra else self.format
+        names = tuple(name.replace(".", "_") for name in form.parts(1, 1))
+        if all(prefix + name in state_dict for name in names):
+            for name in set(self._names) - set(names):
+                del self._buffers[name]
+            for name in names:
+                given, held = state_dict[prefix + name], self._buffers.get(name)
+                if held is None or (given.shape, given.dtype) != (held.shape, held.dtype):
+                    self.register_buffer(name, torch.empty_like(given, device=self.codes.device))
+            self._names = names
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Linear:
         """Move buffers, but never change what codes, scales, zeros and the codebook are: only the bias takes a new dtype."""
-        for name in (*BUFFERS, "bias"):
-            held = getattr(self, name)
+        for name, held in list(self._buffers.items()):
             if held is not None:
                 moved = fn(held)
                 setattr(self, name, moved if name == "bias" or moved.dtype == held.dtype else held.to(moved.device))

@@ -21,16 +21,13 @@ from w4gen.pipeline import compile
 from w4gen.runtime import dtypes
 from w4gen.runtime.launch import Launch, aligned, arch_of, launcher
 from w4gen.runtime.weight import Weight, dequantize
-from w4gen.schedule.order import layout_for
-from w4gen.schedule.rules import BUCKETS, bucket
+from w4gen.schedule.rules import bucket
+from w4gen.schedule.stored import layout_for
 from w4gen.toolchain import interpreted
 
 log = logging.getLogger("w4gen")
 library = torch.library.Library("w4gen", "DEF")
-library.define(
-    "linear(Tensor x, Tensor codes, Tensor scale, Tensor? zero, Tensor? codebook, Tensor? bias, int n, str format, str layout)"
-    " -> Tensor"
-)
+library.define("linear(Tensor x, Tensor[] weight, Tensor? bias, int n, str format, str layout) -> Tensor")
 Key = tuple[int | None, torch.dtype, tuple[int, int], int, int, str, str, bool]
 LAUNCHES: dict[Key, Launch | None] = {}
 """Launches by question; None where the fallback answers."""
@@ -38,10 +35,7 @@ LAUNCHES: dict[Key, Launch | None] = {}
 
 def on_gpu(
     x: torch.Tensor,
-    codes: torch.Tensor,
-    scale: torch.Tensor,
-    zero: torch.Tensor | None,
-    codebook: torch.Tensor | None,
+    weight: list[torch.Tensor],
     bias: torch.Tensor | None,
     n: int,
     format: str,
@@ -55,18 +49,15 @@ def on_gpu(
     except KeyError:
         launch = LAUNCHES[key] = _launch(key, x.device)
     if launch is None:
-        return fallback(x, codes, scale, zero, codebook, bias, n, format, layout)
+        return fallback(x, weight, bias, n, format, layout)
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
-    launch(y, aligned(x), codes, scale, zero, codebook, bias, m)
+    launch(y, aligned(x), *weight, bias, m)
     return y
 
 
 def fallback(
     x: torch.Tensor,
-    codes: torch.Tensor,
-    scale: torch.Tensor,
-    zero: torch.Tensor | None,
-    codebook: torch.Tensor | None,
+    weight: list[torch.Tensor],
     bias: torch.Tensor | None,
     n: int,
     format: str,
@@ -74,7 +65,7 @@ def fallback(
 ) -> torch.Tensor:
     """x [M, K] -> y [M, N]: the whole weight dequantized, then a matmul; in f32 on a CPU, in x's type on a GPU."""
     wide = torch.float32 if x.device.type == "cpu" else x.dtype
-    w = dequantize(codes, scale, zero, codebook, _format(format), _layout(layout), n, x.shape[1], wide)
+    w = dequantize(weight, _format(format), _layout(layout), n, x.shape[1], wide)
     y = torch.nn.functional.linear(x.to(wide), w, None if bias is None else bias.to(wide))
     return y.to(x.dtype)
 
@@ -84,7 +75,7 @@ def on_cpu(*call: Any) -> torch.Tensor:
     return on_gpu(*call) if interpreted() else fallback(*call)
 
 
-def fake(x: torch.Tensor, codes: Any, scale: Any, zero: Any, codebook: Any, bias: Any, n: int, *rest: Any) -> torch.Tensor:
+def fake(x: torch.Tensor, weight: Any, bias: Any, n: int, *rest: Any) -> torch.Tensor:
     """The shape of the result."""
     return x.new_empty((x.shape[0], n))
 
@@ -96,16 +87,16 @@ torch.library.register_fake("w4gen::linear", fake, lib=library)
 
 def remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     """Keep what the gradient needs."""
-    x, *buffers, _, ctx.n, ctx.format, ctx.layout = inputs
+    x, weight, _, ctx.n, ctx.format, ctx.layout = inputs
     ctx.k = x.shape[1]
-    ctx.save_for_backward(*buffers)
+    ctx.save_for_backward(*weight)
 
 
-def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     """dX = dY · W, by the whole weight dequantized in the gradient's type, and the bias' gradient; a weight has none."""
     form, layout = _format(ctx.format), _layout(ctx.layout)
-    dx = grad @ dequantize(*ctx.saved_tensors, form, layout, ctx.n, ctx.k, grad.dtype) if ctx.needs_input_grad[0] else None
-    return dx, None, None, None, None, grad.sum(0) if ctx.needs_input_grad[5] else None, None, None, None
+    dx = grad @ dequantize(ctx.saved_tensors, form, layout, ctx.n, ctx.k, grad.dtype) if ctx.needs_input_grad[0] else None
+    return dx, [None] * len(ctx.saved_tensors), grad.sum(0) if ctx.needs_input_grad[2] else None, None, None, None
 
 
 torch.library.register_autograd("w4gen::linear", backward, setup_context=remember, lib=library)
@@ -113,12 +104,9 @@ torch.library.register_autograd("w4gen::linear", backward, setup_context=remembe
 
 def _launch(key: Key, device: torch.device) -> Launch | None:
     _, x_dtype, m, n, k, format, layout, bias = key
-    why = ""
-    if m not in BUCKETS:
-        why = f"M={m[0]} is above {BUCKETS[-1][1]}"
-    elif x_dtype == torch.float32:
+    if x_dtype == torch.float32:
         why = "x is float32; kernels take float16 and bfloat16"
-    if not why:
+    else:
         x = dtypes.OURS[x_dtype]
         problem = Problem(m=m, n=n, k=k, format=_format(format), layout=_layout(layout), x=x, y=x, bias=bias)
         try:

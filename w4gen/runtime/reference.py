@@ -13,6 +13,11 @@ def reference(x: torch.Tensor, w: Weight, bias: torch.Tensor | None = None) -> t
     return y if bias is None else y + bias.double()
 
 
-def error(y: torch.Tensor, truth: torch.Tensor) -> float:
-    """Relative Frobenius error; NaN where either holds one (a poisoned output never passes)."""
-    return float((y.double() - truth).norm() / truth.norm().clamp(min=1e-300))
+def typical(x: torch.Tensor, w: Weight, rows: int) -> float:
+    """The Frobenius norm of y [..., rows] if the signs in its sums were random: few outputs may happen to cancel."""
+    return float((x.double() ** 2 @ w.dequantize(torch.float64)[:rows].T ** 2).sum().sqrt())
+
+
+def error(y: torch.Tensor, truth: torch.Tensor, least: float = 0.0) -> float:
+    """Relative Frobenius error, to a norm of at least `least`; NaN where either holds one (a poisoned output never passes)."""
+    return float((y.double() - truth).norm() / truth.norm().clamp(min=max(least, 1e-300)))

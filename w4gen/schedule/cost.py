@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from math import prod
 
-from w4gen.ir.decode import Bitcast, Decode, Narrow, Shift
+from w4gen.ir.decode import Bitcast, Decode, Except, Narrow, Shift
+from w4gen.ir.layout import Layout
 from w4gen.ir.problem import Problem
 from w4gen.ir.program import Program
 from w4gen.ir.tile import Convert, Dot, Input, Space
@@ -35,14 +36,19 @@ def traffic(program: Program, m: int) -> dict[str, int]:
 def word_operations(how: Decode) -> float:
     """Word operations that decode one weight, on average over a word: neighbours share shifts; reading bits anew is free."""
     shifts = sum(-(-how.per_unit // op.every) - 1 for op in how.field if isinstance(op, Shift) and op.step)
-    each = sum(not isinstance(op, Shift | Narrow | Bitcast) for op in how.field + how.value)
+    each = sum(2 if isinstance(op, Except) else not isinstance(op, Shift | Narrow | Bitcast) for op in how.field + how.value)
     return shifts / how.per_unit + each
+
+
+def operations(layout: Layout, how: Decode) -> float:
+    """Word operations that decode one weight as `layout` holds it: a shift and a mask for each plane, to put them together."""
+    return word_operations(how) + (2 * len(layout.planes) if layout.high else 0)
 
 
 def decoding(program: Program) -> float:
     """Word operations that a scheduled program decodes one weight with."""
-    converts = [op for op in map(program.op, program.of(Convert)) if isinstance(op, Convert)]
-    return sum(word_operations(op.decode) for op in converts if op.decode is not None)
+    op, layout = program.op("w.value"), program.tile("codes.stored").layout
+    return operations(layout, op.decode) if isinstance(op, Convert) and op.decode and layout else 0.0
 
 
 def bounds_us(program: Program, arch: Arch, m: int) -> dict[str, float]:

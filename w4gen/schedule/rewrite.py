@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from w4gen.ir.decode import Decode
-from w4gen.ir.layout import Layout, beside, matrix
+from w4gen.errors import ScheduleError
+from w4gen.ir.decode import Decode, decode
+from w4gen.ir.groups import beside, bytes_of_rows
+from w4gen.ir.layout import Layout, matrix
 from w4gen.ir.problem import Problem
 from w4gen.ir.program import Builder, Emit, Operands, Program, copy, rewrite
 from w4gen.ir.tile import (
@@ -23,13 +23,14 @@ from w4gen.ir.tile import (
     Pad,
     Reduce,
     Repeat,
+    RunOn,
     Slice,
     Space,
     Split,
     Store,
     Unpack,
 )
-from w4gen.ir.types import F32, I32, DType
+from w4gen.ir.types import F32, I32, U8, DType, Format
 
 
 def ceil_to(size: int, granule: int) -> int:
@@ -46,8 +47,8 @@ GROUPED = ("scale", "zero")
 
 
 def grouped(program: Program) -> list[str]:
-    """Those of `GROUPED` that the program has."""
-    return [name for name in GROUPED if name in program.graph or f"{name}.stored" in program.graph]
+    """The stored tensors that have one element for many weights, however deep in a tree of scales: `scale`, `scale.scale`, …"""
+    return [name.removesuffix(".k") for name in program if name.endswith(".k")]
 
 
 def padded(b: Builder, name: str, source: str, **grown: int) -> str:
@@ -58,9 +59,8 @@ def padded(b: Builder, name: str, source: str, **grown: int) -> str:
 
 
 def pack(program: Program, layout: Layout) -> Program:
-    """Store the weight: codes padded and mapped to `layout`, scales and zeros beside them; all become kept tiles."""
-    problem = program.problem
-    n, k, group = layout.size("n"), layout.size("k"), padded_group(problem, layout)
+    """Store the weight: codes padded and mapped to `layout`, scales and zeros beside them, their codes in bytes; all are kept."""
+    problem, n, k = program.problem, layout.size("n"), layout.size("k")
 
     def codes(b: Builder, operands: Operands) -> str:
         whole = padded(b, "codes.pad", copy(b, program, "codes", operands), n=n, k=k)
@@ -69,39 +69,69 @@ def pack(program: Program, layout: Layout) -> Program:
 
     def of_groups(name: str) -> Emit:
         def emit(b: Builder, operands: Operands) -> str:
-            element = program.tile(name).element
-            order = beside(layout, -(-k // group), element.bits)
-            whole = padded(b, f"{name}.pad", copy(b, program, name, operands), n=n, g=order.size("g"))
-            stored = b.add(f"{name}.stored", Pack(order), {"of": whole}, element, Space.GLOBAL, layout=order, kept=True)
-            in_rows = b.tile(stored).axes == b.tile(whole).axes
-            return stored if in_rows else b.add(f"{name}.view", Unpack(order), {"of": stored}, element)
+            tile, op = program.tile(name), program.op(f"{name}.k")
+            each_row = isinstance(op, Repeat)
+            rows, columns = (n, -(-k // stretch(op))) if isinstance(op, Repeat) else tile.shape
+            kind = tile.element
+            if isinstance(kind, Format):
+                order, element = bytes_of_rows(rows, columns, kind.bits), U8
+            else:
+                order = beside(layout, columns, kind.bits) if each_row else matrix({"n": rows, "g": columns}, kind.bits)
+                element = kind
+            whole = padded(b, f"{name}.pad", copy(b, program, name, operands), n=rows, g=order.size("g"))
+            made = b.add(f"{name}.stored", Pack(order), {"of": whole}, element, Space.GLOBAL, layout=order, kept=True)
+            as_it_is = element == kind and order.row_major
+            return made if as_it_is else b.add(f"{name}.view", Unpack(order), {"of": made}, kind)
 
         return emit
 
-    def codebook(b: Builder, operands: Operands) -> str:
-        tile = program.tile("codebook")
-        return b.add("codebook", Const(), {}, F32, Space.GLOBAL, tile.sizes, matrix(tile.sizes, 32), kept=True)
+    def stretch(op: Repeat) -> int:
+        # a single group takes the padding of its row along
+        return k if op.group >= op.size else op.group
+
+    def spread(name: str) -> Emit:
+        def emit(b: Builder, operands: Operands) -> str:
+            op, element = program.op(f"{name}.k"), program.tile(name).element
+            if isinstance(op, Repeat):
+                return b.add(f"{name}.k", Repeat(stretch(op), k), operands, element)
+            if not isinstance(op, RunOn):
+                raise ScheduleError(f"{name}.k ({op}) does not spread anything over k")
+            if op.single:
+                return b.add(f"{name}.k", RunOn(op.group, op.columns, n * op.columns, n, k), operands, element)
+            if (op.rows, op.size) == (n, k):
+                return b.add(f"{name}.k", op, operands, element)
+            return b.add(f"{name}.k", Pad((("n", n), ("k", k))), {"of": b.add(f"{name}.run", op, operands, element)}, element)
+
+        return emit
+
+    def codebook(name: str) -> Emit:
+        sizes = program.tile(name).sizes
+        return lambda b, operands: b.add(name, Const(), {}, F32, Space.GLOBAL, sizes, matrix(sizes, 32), kept=True)
 
     def x(b: Builder, operands: Operands) -> str:
         tile = program.tile("x")
         b.add("x", Input(), {}, problem.x, Space.GLOBAL, tile.sizes, matrix(tile.sizes, problem.x.bits))
         return padded(b, "x.pad", "x", k=k)
 
-    def spread(name: str) -> Emit:
-        return lambda b, operands: b.add(f"{name}.k", Repeat(group, k), operands, program.tile(name).element)
-
     emit: dict[str, Emit] = {"codes": codes, "x": x}
     emit |= {name: of_groups(name) for name in grouped(program)} | {f"{name}.k": spread(name) for name in grouped(program)}
-    return rewrite(program, emit | ({"codebook": codebook} if "codebook" in program.graph else {}))
+    return rewrite(program, emit | {name: codebook(name) for name in program if name.endswith("codebook")})
 
 
 def convert(program: Program, how: Decode, operand: DType) -> Program:
-    """Decode by the word operations `how`; the Dot takes its operands as `operand`."""
+    """Decode by the word operations `how`, scales that are codes in f32; the Dot takes its operands as `operand`."""
 
-    def decoded(b: Builder, operands: Operands) -> str:
-        if "codebook" in operands:
-            operands["codebook"] = b.add("codebook.tile", Slice(()), {"of": operands["codebook"]}, F32)
-        return b.add("w.value", Convert(how), operands, how.dtype)
+    def decoded(name: str) -> Emit:
+        form = program.tile(program.operands(name)["codes"]).element
+        way = how if name == "w.value" else decode(form, F32, 1)  # type: ignore[arg-type]
+
+        def emit(b: Builder, operands: Operands) -> str:
+            if "codebook" in operands:
+                table = operands["codebook"]
+                operands["codebook"] = b.add(f"{table}.tile", Slice(()), {"of": table}, F32)
+            return b.add(name, Convert(way), operands, way.dtype)
+
+        return emit
 
     def centred(b: Builder, operands: Operands) -> str:
         return b.add("w.centred", Convert(), operands, how.dtype)
@@ -114,20 +144,28 @@ def convert(program: Program, how: Decode, operand: DType) -> Program:
             operands["x"] = b.add("x.value", Convert(), {"x": operands["x"]}, operand)
         return copy(b, program, "acc", operands)
 
-    emit: dict[str, Emit] = {"w.value": decoded, "w": scaled, "acc": dot}
+    emit: dict[str, Emit] = {"w": scaled, "acc": dot}
+    emit |= {name: decoded(name) for name in program.of(Convert) if "codes" in program.operands(name)}
     return rewrite(program, emit | ({"w.centred": centred} if "w.centred" in program.graph else {}))
 
 
 def split(program: Program, layout: Layout, spans: int) -> Program:
-    """Replace k by the digits that the rows are stored in: word, span (a stretch of codes under one scale) and code."""
+    """Replace k by the digits that the rows are stored in: word, span (a stretch of codes under one scale) and code.
+
+    Codes in planes are seen in the order of the narrowest, whose word has its codes in several words of the others.
+    """
+    steps = layout.narrowest
 
     def codes(b: Builder, operands: Operands) -> str:
-        return b.add("w.codes", Field(layout, spans), operands, program.problem.format)
+        if layout.high is None:
+            return b.add("w.codes", Field(layout, spans), operands, program.problem.format)
+        whole = copy(b, program, "codes.view", operands)
+        return b.add("w.order", Split(steps, spans), {"of": whole}, program.problem.format)
 
     def order(name: str, view: str) -> Emit:
         def emit(b: Builder, operands: Operands) -> str:
             made = copy(b, program, view, operands)
-            return b.add(f"{name}.order", Split(layout, spans), {"of": made}, program.tile(view).element)
+            return b.add(f"{name}.order", Split(steps, spans), {"of": made}, program.tile(view).element)
 
         return emit
 
@@ -157,8 +195,8 @@ def fold(program: Program, quad: int) -> Program:
     def dot(b: Builder, operands: Operands) -> str:
         return b.add("acc", Dot(("lane", "quad", "span", "code")), operands, F32)
 
-    views = {f"{name}.order": view(name) for name in ("x", *grouped(program))}
-    return rewrite(program, {"w.codes": words, "acc": dot} | views)
+    views = {f"{name}.order": view(name) for name in ("w", "x", *grouped(program)) if f"{name}.order" in program.graph}
+    return rewrite(program, views | {"acc": dot} | ({"w.codes": words} if "w.codes" in program.graph else {}))
 
 
 def place_scale(program: Program, unit: str, side: str, scale_at: str, origin: float, along: tuple[str, ...]) -> Program:
@@ -174,8 +212,15 @@ def place_scale(program: Program, unit: str, side: str, scale_at: str, origin: f
     moved: Operands = {}
 
     def first_of(b: Builder, name: str, source: str) -> str:
-        # every code of the stretch has the scale, and the zero, of its first one
-        return b.add(f"{name}.at", Slice(tuple(Block(axis, drop=True) for axis in along)), {"of": source}, b.tile(source).element)
+        # every code of the stretch has the scale, and the zero, of its first one; what is computed is, from the first ones
+        op, element = b.graph.nodes[source]["op"], b.tile(source).element
+        if not isinstance(op, Convert):
+            return b.add(f"{name}.at", Slice(tuple(Block(axis, drop=True) for axis in along)), {"of": source}, element)
+        stored = {role: each for each, _, role in b.graph.in_edges(source, data="operand")}
+        firsts = {
+            role: each if role == "codebook" else first_of(b, each.rpartition(".")[0], each) for role, each in stored.items()
+        }
+        return b.add(f"{source}.at", op, firsts, element)
 
     def take(b: Builder, operands: Operands) -> str:
         moved.update({name: operands[name] for name in GROUPED if name in operands})
@@ -254,7 +299,7 @@ def tile(program: Program, walked: str, size: int, n: int, m: int = 0, split: in
         return b.add("acc", Reduce(("part",)), {"of": parts}, F32)
 
     axes = {"w": ("n", walked), "x": ("m", walked)} | dict.fromkeys(grouped(program), ("n", walked))
-    views = {short: last(program, *VIEWS[short]) for short in axes if m or short != "x"}
+    views = {short: last(program, *views_of(short)) for short in axes if m or short != "x"}
     emit: dict[str, Emit] = {view: cut(short, view, *axes[short]) for short, view in views.items()}
     if m:
         emit["acc"] = accumulate
@@ -262,26 +307,13 @@ def tile(program: Program, walked: str, size: int, n: int, m: int = 0, split: in
     return rewrite(program, emit)
 
 
-VIEWS = {"w": ("w.quads", "codes.stored"), "x": ("x.quads", "x.order", "x.pad", "x")}
-VIEWS |= {name: (f"{name}.quads", f"{name}.order", f"{name}.k") for name in GROUPED}
-"""Of each operand, the views that blocks can be cut from, the last one first."""
+def views_of(operand: str) -> tuple[str, ...]:
+    """The views of an operand that blocks can be cut from, the last one first."""
+    first = {"w": ("codes.stored",), "x": ("x.pad", "x")}.get(operand, (f"{operand}.k",))
+    return (f"{operand}.quads", f"{operand}.order", *first)
 
 
 def last(program: Program, *names: str) -> str:
     """The first of `names` that is in the program; of stored codes that are unpacked at once, the unpacked ones."""
     found = next(name for name in names if name in program.graph)
     return "codes.view" if found == "codes.stored" and "codes.view" in program.graph else found
-
-
-def spans(layout: Layout, group: int, words: int) -> int | None:
-    """The fewest stretches of a word's codes in which `words` neighbours always share one scale; None where none do."""
-    count = layout.size("k") // layout.per_unit
-    word, code = np.arange(ceil_to(count, words))[:, None], np.arange(layout.per_unit)[None, :]
-    groups = np.minimum(layout.index("k", word, code), layout.size("k") - 1) // group
-    groups = groups.reshape(-1, words, layout.per_unit)
-    for power in range(layout.per_unit.bit_length()):
-        pieces = 1 << power
-        stretch = groups.reshape(groups.shape[0], words, pieces, -1)
-        if (stretch == stretch[:, :1, :, :1]).all():
-            return pieces
-    return None

@@ -1,27 +1,26 @@
-"""What is chosen, and why: buckets of M, schedules. Nothing here times anything."""
+"""What is chosen, and why: buckets of M, and a schedule for each. Nothing here times anything."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from w4gen.errors import ScheduleError
-from w4gen.ir.decode import Decode, decode, decode_as_subnormal
+from w4gen.ir.groups import spans
 from w4gen.ir.layout import QUAD, Layout
 from w4gen.ir.problem import Problem
 from w4gen.ir.program import Program
-from w4gen.ir.tile import Space
-from w4gen.ir.types import F16, F32
+from w4gen.ir.types import F16, DType, Format
 from w4gen.schedule import rewrite
+from w4gen.schedule.apply import fits, short, words_summed
 from w4gen.schedule.arch import Arch
-from w4gen.schedule.order import layout_for, readable
 from w4gen.schedule.schedule import Schedule
+from w4gen.schedule.stored import fragment_order, layout_for
 
-BUCKETS = ((1, 1), (2, 8), (9, 16), (17, 32), (33, 64), (65, 128), (129, 2**20))
+BUCKETS = ((1, 1), (2, 8), (9, 16), (17, 32), (33, 64), (65, 128), (129, 2**31 - 1))
 """Ranges of M that share one kernel."""
 
 
 def bucket(m: int) -> tuple[int, int]:
-    """The range of M that `m` falls in; (m, m) above the last bucket."""
+    """The range of M that `m` falls in; (m, m) outside all of them."""
     return next((each for each in BUCKETS if each[0] <= m <= each[1]), (m, m))
 
 
@@ -30,26 +29,56 @@ def pick(program: Program, arch: Arch) -> Schedule:
     problem = program.problem
     layout = problem.layout or layout_for(problem.format, arch, problem.n, problem.k)
     low, high = problem.m
-    if low > FUSED or (arch.fragment is None and low > 1) or not readable(layout, problem.format, arch):
-        return _dense(problem)
-    if layout.row_units() is None:
+    if low > FUSED or (arch.fragment is None and low > 1) or not _readable(layout, problem.format, arch):
+        return _dense(problem, layout)
+    if layout.narrowest.row_units() is None:
         return _fast(problem, layout, arch) or _gemm(problem, layout, arch)
-    if high > 16:
-        return _dense(problem)
-    chosen = _lanes(problem, layout, arch) if high == 1 else _mma(problem, layout)
-    if rewrite.spans(layout, rewrite.padded_group(problem, layout), _words(chosen, layout)) is None:
+    if high > 16 or (high == 1 and (layout.narrowest.row_units() or 0) % QUAD):
+        return _dense(problem, layout)
+    return _gemv(problem, layout, arch)
+
+
+def ways(program: Program, arch: Arch) -> tuple[Schedule, ...]:
+    """What `pick` chooses among: a schedule for each way through a template, whether it is legal for the problem or not."""
+    problem = program.problem
+    layout = problem.layout or layout_for(problem.format, arch, problem.n, problem.k)
+    if layout.narrowest.row_units() is not None:
+        return _gemv(problem, layout, arch), _dense(problem, layout)
+    fast = _fast(problem, layout, arch)
+    return *([fast] if fast else []), _gemm(problem, layout, arch), _dense(problem, layout)
+
+
+def _gemv(problem: Problem, layout: Layout, arch: Arch) -> Schedule:
+    """Codes in rows; each weight is scaled where sums would mix scales, or hold values beyond the range of x's type."""
+    chosen = _lanes(problem, layout, arch) if problem.m[1] == 1 else _mma(problem, layout)
+    mixed = spans(layout.narrowest, rewrite.padded_group(problem, layout), words_summed(chosen, layout)) is None
+    if mixed or (chosen.unit == "mma" and problem.format.minifloat is not None and not fits(problem.format, problem.x)):
         return replace(chosen, scale_at="weight", zero_at="weight")
     return chosen
+
+
+def _readable(layout: Layout, format: Format, arch: Arch) -> bool:
+    """Whether a template that multiplies reads a layout: rows, or blocks in the very order of the arch's fragments."""
+    if layout.row_units() is not None:
+        return True
+    sizes = layout.size("n"), layout.size("k")
+    return arch.fragment is not None and layout == fragment_order(format, arch.fragment, *sizes)
 
 
 FUSED = 128
 """The largest M for which decoding inside the multiplication is predicted faster than dequantizing first."""
 
 
-def _dense(problem: Problem) -> Schedule:
+def _dense(problem: Problem, layout: Layout) -> Schedule:
     """Dequantize the whole weight, then the vendor's matmul: any layout and format, and the choice for large M."""
-    block_n = 4 if problem.n <= 4 * 65535 else 64  # a grid has no more programs along its second axis
-    return Schedule(template="dequant", block_n=block_n, block_k=512, unit="vendor", scale_at="weight", convert_at="global")
+    if layout.row_units() is None:
+        block_k = max(128, layout.block["k"])
+        tall = 16 if problem.n > 2**20 else 2 if isinstance(problem.format.scale, Format) or block_k > 128 else 4
+        block_n = tall * layout.block["n"]
+    else:
+        block_n = max(4, 1 << (-(-problem.n // 65535) - 1).bit_length())  # a grid has no more programs along its second axis
+        block_k = max(128, 2048 // block_n)
+    return Schedule(template="dequant", block_n=block_n, block_k=block_k, unit="vendor", scale_at="weight", convert_at="global")
 
 
 def _fast(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
@@ -57,22 +86,23 @@ def _fast(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
 
     x is copied 16 bytes at a time; codes are decoded in x's type, in pairs, and a step of 64 k or more has one scale.
     """
-    form, group = problem.format, rewrite.padded_group(problem, layout)
+    form, group, looked_up = problem.format, rewrite.padded_group(problem, layout), problem.format.codebook is not None
+    of_machine = all(isinstance(kind, DType) and not kind.small for kind in (form.scale, form.zero or F16)) and not form.flat
     block_k = next((size for size in (128, 64) if group % size == 0 and size % layout.block["k"] == 0), 0)
-    exact = form.codebook is None and form.zero is None and form.bits <= problem.x.mantissa
-    if "gluon" not in arch.features or not exact or not block_k or problem.k % 8 or problem.m[1] > 32:
+    exact = of_machine and (form.bits in (2, 4) if looked_up else form.affine and form.bits <= problem.x.mantissa)
+    if "gluon" not in arch.features or not exact or form.zero_mode not in (None, "integer") or not block_k or problem.k % 8:
         return None
-    if (problem.m[1] > 8 and problem.k > 4096) or (problem.m[1] > 16 and problem.n * problem.k > 2**22):
+    n, k, m = problem.n, problem.k, problem.m[1]
+    plain = not looked_up and form.zero is None  # what gemm decodes as fast
+    if m > 32 or (plain and ((m > 8 and k > (4096 if block_k == 128 else 8192)) or (m > 16 and n * k > 2**22))):
         return None  # each program would read too much of x: gemm reads it once for more outputs
-    n, steps = problem.n, -(-problem.k // block_k)
-    if problem.m == (1, 1) and problem.x == F16 and form.bits <= 4:
+    if problem.m == (1, 1) and problem.x == F16 and form.bits <= 4 and not looked_up:
         return _halves(problem, block_k, arch)
-    rows = 2 if layout.size("n") % 32 == 0 and n >= 8192 else 1
-    warps = 8 if n < 16 * rows * 2 * arch.sms and problem.k >= 4096 else 4
-    tiles = -(-problem.m[1] // 8)
-    room = (48 * 1024 - rows * tiles * warps * 512) // (
-        warps * tiles * 1024
-    )  # pieces of x beside the sums, in static shared memory
+    tiles, steps = -(-min(m, 32 if plain else 16) // 8), -(-k // block_k)
+    rows = 2 if layout.size("n") % 32 == 0 and n >= (16384 if looked_up and tiles > 1 else 8192) else 1
+    room = SHARED - (128 * 4**form.bits if looked_up else 0)
+    warps = 8 if (looked_up or n < 16 * rows * 2 * arch.sms) and k >= 4096 else 4
+    warps = next(each for each in (8, 4, 2, 1) if each <= warps and 2 * each * tiles * 1024 <= room)
     return Schedule(
         template="gemv_mma",
         block_m=8 * tiles,
@@ -82,9 +112,14 @@ def _fast(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
         side="left",
         warps=warps,
         stages=2 if steps > 3 * warps else 3,
-        ring=max(2, min(8, room)),
+        ring=min(8, room // (warps * tiles * 1024)),
+        maxnreg=0 if not looked_up or n < 16384 else 128 if tiles == 1 else 168,  # look-ups are asked for far ahead otherwise
         overlap=int("dependent_launch" in arch.features),
     )
+
+
+SHARED = 48 * 1024
+"""Bytes of shared memory that a program may declare in its text; what Triton allocates comes on top."""
 
 
 def _halves(problem: Problem, block_k: int, arch: Arch) -> Schedule:
@@ -93,11 +128,10 @@ def _halves(problem: Problem, block_k: int, arch: Arch) -> Schedule:
     Large layers: eight warps a program. Long or small ones: programs of a cluster share k until a warp has few steps.
     """
     n, steps = problem.n, -(-problem.k // block_k)
-    few = 1 if steps <= 16 else 2 if steps <= 32 else 3 if steps <= 80 else 4
     warps, split = 8, 1
     if n < 8192:
         warps = 8 if 16 < steps <= 64 else 4
-        split = min(8, -(-steps // (warps * few)))
+        split = min(7, -(-steps // (warps * (1 if steps <= 16 else 2))))
     elif steps > 128:
         warps, split = 4, min(8, -(-steps // 32))
     elif n >= 16384:
@@ -112,7 +146,7 @@ def _halves(problem: Problem, block_k: int, arch: Arch) -> Schedule:
         warps=warps,
         split_k=split,
         sum_at="shared" if split > 1 else "global",
-        stages=turns if turns <= 3 else 4 if turns > 8 else 2,
+        stages=turns if turns <= 3 else 4 if turns > 8 and problem.format.zero is None else 2,
         overlap=int("dependent_launch" in arch.features),
     )
 
@@ -124,9 +158,9 @@ def _gemm(problem: Problem, layout: Layout, arch: Arch) -> Schedule:
     best of some six hundred settings on an H200 (five shapes, M = 16 … 128).
     """
     group, least = rewrite.padded_group(problem, layout), layout.block["k"]
-    on_sums = group % least == 0
+    on_sums = group % least == 0 and (problem.format.minifloat is None or fits(problem.format, problem.x))
     if least > 128 and not on_sums:
-        return _dense(problem)  # 256 k of single bits, each scaled by itself, do not fit the registers
+        return _dense(problem, layout)  # 256 k of single bits, each scaled by itself, do not fit the registers
     block_k = least * (2 if least < 128 and group % (2 * least) == 0 else 1)
     block_m = min(64, max(16, 1 << (problem.m[1] - 1).bit_length()))
     wgmma = "wgmma" in arch.features
@@ -165,9 +199,12 @@ def _lanes(problem: Problem, layout: Layout, arch: Arch) -> Schedule:
     else:
         warps = 4 if n < 8192 and k >= 8192 else 2
         block_n = 8 if n >= 8192 else 4 if n >= 4096 else 2 if n > 512 else 1
-    block_k = warps * arch.warp * QUAD * layout.per_unit
+    of_warp = arch.warp * QUAD * layout.narrowest.per_unit
+    while warps > 1 and warps // 2 * of_warp >= k:
+        warps //= 2
+    block_k = warps * of_warp
     form = problem.format
-    zero_at = "accumulator" if form.zero_after_scale or (form.zero is None and _short(problem)) else "weight"
+    zero_at = "accumulator" if form.zero_after_scale or (form.zero is None and short(problem)) else "weight"
     return Schedule(template="gemv", block_n=block_n, block_k=block_k, warps=warps, zero_at=zero_at)
 
 
@@ -178,133 +215,8 @@ def _mma(problem: Problem, layout: Layout) -> Schedule:
         template="gemv",
         block_m=16,
         block_n=block_n,
-        block_k=16 * layout.per_unit,
+        block_k=16 * layout.narrowest.per_unit,
         unit="mma",
         zero_at="accumulator" if problem.format.zero_after_scale else "weight",
         stages=3,
     )
-
-
-def _short(problem: Problem) -> bool:
-    """Whether codes can be read as subnormals on lanes."""
-    return problem.x == F16 and problem.format.codebook is None and problem.format.step == 1
-
-
-def _words(schedule: Schedule, layout: Layout) -> int:
-    """Neighbouring words whose products are summed before the scale."""
-    return QUAD if schedule.unit == "lanes" else schedule.block_k // layout.per_unit
-
-
-def apply(program: Program, schedule: Schedule, arch: Arch) -> Program:
-    """The logical program with every choice of the schedule made concrete: slice, pad, map, convert.
-
-    Raises `ScheduleError` where a choice is not legal for the problem.
-    """
-    problem = program.problem
-    layout = problem.layout or layout_for(problem.format, arch, problem.n, problem.k)
-    if layout.size("n") < problem.n or layout.size("k") < problem.k or layout.bits != problem.format.bits:
-        raise ScheduleError(f"layout {layout} does not hold {problem.format.label} codes [{problem.n}, {problem.k}]: pack again")
-    _agree(problem, schedule)
-    lanes, on_sums = schedule.unit == "lanes", schedule.scale_at == "accumulator"
-    how = _decode(problem, schedule, layout)
-    program = rewrite.convert(rewrite.pack(program, layout), how, F32 if lanes else problem.x)
-    if schedule.unit == "vendor":
-        return rewrite.tile(rewrite.dequantize(program), "k", schedule.block_k, schedule.block_n)
-    if layout.row_units() is None:
-        return _in_blocks(program, schedule, layout, how)
-    if schedule.side == "left":
-        raise ScheduleError(f"layout {layout} is one of rows: w as the left operand is read in the order of its fragments")
-    granule = layout.per_unit * (QUAD if lanes else 1)
-    if schedule.block_k % granule:
-        raise ScheduleError(f"block_k={schedule.block_k} is not a multiple of {granule}, the codes that a load brings: use one")
-    group = rewrite.padded_group(problem, layout)
-    spans = rewrite.spans(layout, group, _words(schedule, layout)) if on_sums else 1
-    if spans is None:
-        raise ScheduleError(
-            f"scale_at=accumulator needs each sum under one scale; group {group} and block_k={schedule.block_k} mix scales: "
-            "take scale_at=weight, or a block_k that divides the group"
-        )
-    program = rewrite.split(program, layout, spans)
-    program = rewrite.fold(program, QUAD) if lanes else program
-    inside = ("quad" if lanes else "word", "code")
-    program = rewrite.place_scale(program, schedule.unit, schedule.side, schedule.scale_at, how.left_out, inside)
-    walked, size = "lane" if lanes else "word", schedule.block_k // granule
-    return rewrite.tile(program, walked, size, schedule.block_n, schedule.block_m, schedule.split_k)
-
-
-def _in_blocks(program: Program, schedule: Schedule, layout: Layout, how: Decode) -> Program:
-    """The rest of `apply` for codes in blocks of several rows: a step is whole blocks, under one scale if that is on the sums."""
-    block, group = layout.block, rewrite.padded_group(program.problem, layout)
-    for axis, size in (("n", schedule.block_n), ("k", schedule.block_k)):
-        if size % block[axis]:
-            raise ScheduleError(
-                f"block_{axis}={size} is not a multiple of {block[axis]}, what a block of the layout holds: use one"
-            )
-    if schedule.scale_at == "accumulator" and group % schedule.block_k:
-        raise ScheduleError(
-            f"scale_at=accumulator needs each sum under one scale; block_k={schedule.block_k} does not divide group {group}: "
-            "take scale_at=weight, or a block_k that divides the group"
-        )
-    steps, split = -(-layout.size("k") // schedule.block_k), schedule.split_k
-    if split > steps or (schedule.sum_at == "global" and steps % split):
-        raise ScheduleError(
-            f"split_k={split} with {steps} steps along k: each program needs one, and programs whose sums meet in global memory "
-            "need as many each: take a divisor"
-        )
-    program = rewrite.place_scale(program, schedule.unit, schedule.side, schedule.scale_at, how.left_out, ("k",))
-    meet = Space(schedule.sum_at)
-    return rewrite.tile(program, "k", schedule.block_k, schedule.block_n, schedule.block_m, schedule.split_k, meet)
-
-
-FAST = ("gemv_mma", "gemv_half")
-"""Templates in Gluon, which decode the pairs of a word where they stand. They run on GPUs only; gemm is their portable twin."""
-
-
-def _agree(problem: Problem, schedule: Schedule) -> None:
-    """Refuse choices that contradict each other or the number of rows."""
-    unit, rows = schedule.unit, problem.m[1]
-    refusals = (
-        (unit in ("lanes", "halves") and rows > 1, f"unit={unit} multiplies one row of x, not {rows}: take unit=mma or vendor"),
-        (
-            unit == "mma" and rows == 1 and schedule.side == "right",
-            "unit=mma multiplies several rows of x, not one: take unit=lanes or vendor",
-        ),
-        (unit != "mma" and schedule.side == "left", f"side=left with unit={unit}: only a matrix instruction has sides"),
-        (
-            schedule.split_k > 1 and unit != ("halves" if schedule.sum_at == "shared" else "mma"),
-            f"split_k={schedule.split_k} with unit={unit} and sum_at={schedule.sum_at}: mma programs share k through global "
-            "memory, halves through the shared memory of a cluster",
-        ),
-        (
-            schedule.convert_at != ("global" if unit == "vendor" else "register"),
-            f"convert_at={schedule.convert_at} with unit={unit}: weights are decoded to registers, to global memory for vendor",
-        ),
-    )
-    for contradicts, why in refusals:
-        if contradicts:
-            raise ScheduleError(why)
-
-
-def _decode(problem: Problem, schedule: Schedule, layout: Layout) -> Decode:
-    """The word operations that the schedule's choices allow."""
-    lanes, on_sums, form = schedule.unit == "lanes", schedule.scale_at == "accumulator", problem.format
-    if form.zero_after_scale:
-        if schedule.zero_at != schedule.scale_at:
-            raise ScheduleError(
-                f"scale_at={schedule.scale_at} with zero_at={schedule.zero_at}: the zero of {form.label} is subtracted after "
-                "scaling, so take both alike"
-            )
-        if lanes and on_sums and _short(problem):
-            return decode_as_subnormal(form, layout.per_unit)
-    elif schedule.zero_at == "accumulator":
-        if form.zero is not None:
-            raise ScheduleError(f"zero_at=accumulator: {form.label} has q - z formed on the weight, exactly: take zero_at=weight")
-        if not (lanes and on_sums and problem.x == F16):
-            raise ScheduleError("zero_at=accumulator needs unit=lanes, scale_at=accumulator and x in f16: take zero_at=weight")
-        return decode_as_subnormal(form, layout.per_unit)
-    if schedule.template in FAST and schedule.scale_at == "accumulator":
-        return decode(form, problem.x, 16 // form.bits)
-    # decoded in f32 and rounded once: a weight that is scaled, or has a fraction, before it is multiplied, and wide codes
-    wide = not on_sums or form.zero_mode == "float" or (form.codebook is None and form.bits > problem.x.mantissa)
-    in_place = schedule.unit != "vendor" and schedule.side == "right"
-    return decode(form, F32 if lanes or wide else problem.x, layout.per_unit, in_place)

@@ -1,20 +1,25 @@
-"""The stored order of a weight's codes: that of the matrix instruction, or rows."""
+"""The stored order of the codes: one for every bucket of M, from the arch's matrix instruction or, without one, rows."""
 
 from __future__ import annotations
 
 import math
 
 from w4gen.errors import ScheduleError
-from w4gen.ir.layout import QUAD, Digit, Layout, rows
-from w4gen.ir.types import Format
+from w4gen.ir.decode import Decode, decode
+from w4gen.ir.layout import PLANES, QUAD, Digit, Layout, planes, rows
+from w4gen.ir.types import F32, DType, Format
 from w4gen.schedule.arch import Arch, Fragment
+from w4gen.schedule.cost import operations
 
-WASTE = 0.05
-"""The share of padding in a row above which a layout with a smaller granule is taken."""
+PADDING = 0.05
+"""The share of padding above which a weight is not stored in the order of a matrix instruction."""
+
+WASTE = 0.02
+"""The share of bytes above the fewest possible up to which a layout is taken for its order."""
 
 
 def layout_for(format: Format, arch: Arch, n: int, k: int) -> Layout:
-    """The stored order of the codes, one for every bucket of M.
+    """The stored order of the codes, one for every bucket of M: the fewest bytes, then the fewest operations to decode a code.
 
     The order of the arch's matrix instruction, where the arch has one. Else, and where its blocks would pad the weight too much,
     rows in which 16 consecutive k share a code position of 16 consecutive words: x is then read in contiguous pieces and every
@@ -22,10 +27,20 @@ def layout_for(format: Format, arch: Arch, n: int, k: int) -> Layout:
     """
     if arch.fragment is not None and 32 % format.bits == 0:
         order = fragment_order(format, arch.fragment, n, k)
-        if order.size("n") * order.size("k") <= (1 + WASTE) * n * k:
+        if order.size("n") * order.size("k") <= (1 + PADDING) * n * k:
             return order
-    candidates = [rows(n, k, format.bits, run) for run in (16, 8, 4, 1)]
-    return next((each for each in candidates if each.size("k") - k <= WASTE * k), candidates[-1])
+    candidates = layouts_for(format, n, k)
+    fewest = min(each.length for each in candidates)
+    return min(
+        (each for each in candidates if each.length <= (1 + WASTE) * fewest),
+        key=lambda each: (operations(each, decoded(format, F32, each)), -each.run),
+    )
+
+
+def layouts_for(format: Format, n: int, k: int) -> list[Layout]:
+    """The layouts that kernels read: rows of words, and of codes that do not fill a word, rows of their planes."""
+    ways = (rows, planes) if format.bits in PLANES else (rows,)
+    return [way(n, k, format.bits, run) for way in ways for run in (16, 8, 4, 1)]
 
 
 def fragment_order(format: Format, fragment: Fragment, n: int, k: int) -> Layout:
@@ -57,9 +72,6 @@ def fragment_order(format: Format, fragment: Fragment, n: int, k: int) -> Layout
     return Layout(tuple(sorted(listed, key=lambda digit: digit.axis != "n")), bits)
 
 
-def readable(layout: Layout, format: Format, arch: Arch) -> bool:
-    """Whether a template that multiplies reads a layout: rows, or blocks in the very order of the arch's fragments."""
-    if layout.row_units() is not None:
-        return True
-    sizes = layout.size("n"), layout.size("k")
-    return arch.fragment is not None and layout == fragment_order(format, arch.fragment, *sizes)
+def decoded(format: Format, dtype: DType, layout: Layout, in_place: bool = True) -> Decode:
+    """The word operations for codes as `layout` holds them: those of planes are put together first, alone in their word."""
+    return decode(format, dtype, 1 if layout.high else layout.per_unit, in_place)

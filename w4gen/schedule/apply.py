@@ -1,0 +1,157 @@
+"""Applying a schedule: the rewrites in turn, after what contradicts itself is refused."""
+
+from __future__ import annotations
+
+from w4gen.errors import ScheduleError
+from w4gen.ir.decode import Decode, decode, decode_for_x
+from w4gen.ir.groups import spans
+from w4gen.ir.layout import QUAD, Layout
+from w4gen.ir.problem import Problem
+from w4gen.ir.program import Program
+from w4gen.ir.tile import Space
+from w4gen.ir.types import F16, F32, DType, Format
+from w4gen.schedule import rewrite
+from w4gen.schedule.arch import Arch
+from w4gen.schedule.schedule import Schedule
+from w4gen.schedule.stored import decoded, layout_for
+
+
+def apply(program: Program, schedule: Schedule, arch: Arch) -> Program:
+    """The logical program with every choice of the schedule made concrete: slice, pad, map, convert.
+
+    Raises `ScheduleError` where a choice is not legal for the problem.
+    """
+    problem = program.problem
+    layout = problem.layout or layout_for(problem.format, arch, problem.n, problem.k)
+    if layout.size("n") < problem.n or layout.size("k") < problem.k or layout.width != problem.format.bits:
+        raise ScheduleError(f"layout {layout} does not hold {problem.format.label} codes [{problem.n}, {problem.k}]: pack again")
+    if any(plane.unit != 32 for plane in layout.planes):
+        raise ScheduleError(f"layout {layout} has codes across words, as checkpoints do: pack it as layout_for says")
+    _agree(problem, schedule)
+    lanes, on_sums = schedule.unit == "lanes", schedule.scale_at == "accumulator"
+    how = _decode(problem, schedule, layout)
+    program = rewrite.convert(rewrite.pack(program, layout), how, F32 if lanes else problem.x)
+    if schedule.unit == "vendor":
+        return rewrite.tile(rewrite.dequantize(program), "k", schedule.block_k, schedule.block_n)
+    steps = layout.narrowest
+    if steps.row_units() is None:
+        return _in_blocks(program, schedule, layout, how)
+    if schedule.side == "left":
+        raise ScheduleError(f"layout {layout} is one of rows: w as the left operand is read in the order of its fragments")
+    granule = steps.per_unit * (QUAD if lanes else 1)
+    if lanes and (steps.row_units() or 0) % QUAD:
+        raise ScheduleError(
+            f"unit=lanes loads {QUAD} words at a time; rows of layout {layout} have {steps.row_units()}: take unit=vendor"
+        )
+    if schedule.block_k % granule:
+        raise ScheduleError(f"block_k={schedule.block_k} is not a multiple of {granule}, the codes that a load brings: use one")
+    group = rewrite.padded_group(problem, layout)
+    pieces = spans(steps, group, words_summed(schedule, layout)) if on_sums else 1
+    if pieces is None:
+        raise ScheduleError(
+            f"scale_at=accumulator needs each sum under one scale; group {group} and block_k={schedule.block_k} mix scales: "
+            "take scale_at=weight, or a block_k that divides the group"
+        )
+    program = rewrite.split(program, layout, pieces)
+    program = rewrite.fold(program, QUAD) if lanes else program
+    inside = ("quad" if lanes else "word", "code")
+    program = rewrite.place_scale(program, schedule.unit, schedule.side, schedule.scale_at, how.left_out, inside)
+    walked, size = "lane" if lanes else "word", schedule.block_k // granule
+    return rewrite.tile(program, walked, size, schedule.block_n, schedule.block_m, schedule.split_k)
+
+
+def _in_blocks(program: Program, schedule: Schedule, layout: Layout, how: Decode) -> Program:
+    """The rest of `apply` for codes in blocks of several rows: a step is whole blocks, under one scale if that is on the sums."""
+    block, group = layout.block, rewrite.padded_group(program.problem, layout)
+    for axis, size in (("n", schedule.block_n), ("k", schedule.block_k)):
+        if size % block[axis]:
+            raise ScheduleError(
+                f"block_{axis}={size} is not a multiple of {block[axis]}, what a block of the layout holds: use one"
+            )
+    if schedule.scale_at == "accumulator" and group % schedule.block_k:
+        raise ScheduleError(
+            f"scale_at=accumulator needs each sum under one scale; block_k={schedule.block_k} does not divide group {group}: "
+            "take scale_at=weight, or a block_k that divides the group"
+        )
+    steps, split = -(-layout.size("k") // schedule.block_k), schedule.split_k
+    if split > steps or (schedule.sum_at == "global" and steps % split):
+        raise ScheduleError(
+            f"split_k={split} with {steps} steps along k: each program needs one, and programs whose sums meet in global memory "
+            "need as many each: take a divisor"
+        )
+    program = rewrite.place_scale(program, schedule.unit, schedule.side, schedule.scale_at, how.left_out, ("k",))
+    meet = Space(schedule.sum_at)
+    return rewrite.tile(program, "k", schedule.block_k, schedule.block_n, schedule.block_m, schedule.split_k, meet)
+
+
+FAST = ("gemv_mma", "gemv_half")
+"""Templates in Gluon, which decode the pairs of a word where they stand. They run on GPUs only; gemm is their portable twin."""
+
+
+def _agree(problem: Problem, schedule: Schedule) -> None:
+    """Refuse choices that contradict each other or the number of rows."""
+    unit, (low, rows) = schedule.unit, problem.m
+    refusals = (
+        (unit in ("lanes", "halves") and rows > 1, f"unit={unit} multiplies one row of x, not {low}…{rows}: take unit=mma"),
+        (unit == "vendor" and schedule.scale_at != "weight", "unit=vendor multiplies scaled weights: take scale_at=weight"),
+        (
+            unit == "mma" and rows == 1 and schedule.side == "right",
+            "unit=mma multiplies several rows of x, not one: take unit=lanes or vendor",
+        ),
+        (unit != "mma" and schedule.side == "left", f"side=left with unit={unit}: only a matrix instruction has sides"),
+        (
+            schedule.split_k > 1 and unit != ("halves" if schedule.sum_at == "shared" else "mma"),
+            f"split_k={schedule.split_k} with unit={unit} and sum_at={schedule.sum_at}: mma programs share k through global "
+            "memory, halves through the shared memory of a cluster",
+        ),
+        (
+            schedule.convert_at != ("global" if unit == "vendor" else "register"),
+            f"convert_at={schedule.convert_at} with unit={unit}: weights are decoded to registers, to global memory for vendor",
+        ),
+    )
+    for contradicts, why in refusals:
+        if contradicts:
+            raise ScheduleError(why)
+
+
+def _decode(problem: Problem, schedule: Schedule, layout: Layout) -> Decode:
+    """The word operations that the schedule's choices allow."""
+    lanes, on_sums, form = schedule.unit == "lanes", schedule.scale_at == "accumulator", problem.format
+    per_unit = 1 if layout.high else layout.per_unit
+    if form.zero_after_scale:
+        if schedule.zero_at != schedule.scale_at:
+            raise ScheduleError(
+                f"scale_at={schedule.scale_at} with zero_at={schedule.zero_at}: the zero of {form.label} is subtracted after "
+                "scaling, so take both alike"
+            )
+        if lanes and on_sums and short(problem):
+            return decode_for_x(form, per_unit)
+    elif schedule.zero_at == "accumulator":
+        if form.zero is not None:
+            raise ScheduleError(f"zero_at=accumulator: {form.label} has q - z formed on the weight, exactly: take zero_at=weight")
+        if not (lanes and on_sums and problem.x == F16):
+            raise ScheduleError("zero_at=accumulator needs unit=lanes, scale_at=accumulator and x in f16: take zero_at=weight")
+        return decode_for_x(form, per_unit)
+    if schedule.template in FAST and on_sums:
+        return decode(form, problem.x, 16 // form.bits if form.affine else layout.per_unit)
+    # decoded in f32 and rounded once: a weight that is scaled, or has a fraction, before it is multiplied, and wide codes
+    wide = not on_sums or form.zero_mode == "float" or not fits(form, problem.x)
+    in_place = schedule.unit != "vendor" and schedule.side == "right"
+    return decoded(form, F32 if lanes or wide else problem.x, layout, in_place)
+
+
+def short(problem: Problem) -> bool:
+    """Whether x can carry the power of two that makes the shortest decoding on lanes."""
+    return problem.x == F16 and problem.format.codebook is None and 2.0**-16 <= problem.format.step <= 2.0**16
+
+
+def fits(form: Format, x: DType) -> bool:
+    """Whether decoding gives the values in the type of x, exactly (or, of a codebook, rounded)."""
+    if form.minifloat is not None:
+        return form.minifloat.fits(x)
+    return not form.affine or form.bits <= x.mantissa
+
+
+def words_summed(schedule: Schedule, layout: Layout) -> int:
+    """Neighbouring words whose products are summed before the scale."""
+    return QUAD if schedule.unit == "lanes" else schedule.block_k // layout.narrowest.per_unit
