@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import w4gen
 from w4gen import Format, toolchain
-from w4gen.codegen.printer import DensePrinter
+from w4gen.codegen.blocks import DensePrinter
 from w4gen.errors import ShapeError
 from w4gen.formats import named
 from w4gen.ir.layout import Layout, rows

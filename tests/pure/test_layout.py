@@ -216,6 +216,11 @@ def test_scales_beside_codes_pack_and_unpack(name: str, n: int, k: int, groups: 
     assert order.units == order.size("n") * groups
 
 
+def test_padding_counts_both_axes() -> None:
+    assert fragment_order(named("int4_g128"), M16K16, 47, 1000).padding(n=47, k=1000) == pytest.approx(48 * 1024 / 47000 - 1)
+    assert rows(5, 128, 4, 16).padding(n=5, k=128) == 0
+
+
 def test_scales_beside_rows_are_row_major() -> None:
     assert beside(rows(5, 300, 4, 16), 3, 16) == matrix({"n": 5, "g": 3}, 16)
 

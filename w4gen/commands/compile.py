@@ -80,7 +80,7 @@ def facts_of(kernel: Kernel, arch: arches.Arch, built: dict[str, toolchain.Binar
     """Everything that `compile` tells, by name; units are in the names."""
     problem = kernel.problem
     stored = kernel.program.tile("codes.stored").layout
-    padding = stored.size("k") / problem.k - 1 if stored is not None else 0.0
+    padding = stored.padding(n=problem.n, k=problem.k) if stored is not None else 0.0
     return {
         "m": list(problem.m),
         "rows": rows,
@@ -132,7 +132,7 @@ def told(facts: dict[str, Any], kernel: Kernel) -> str:
         ("why", f"{facts['chosen']} for M={low}..{high} (nothing was timed): {scales}{zero}"),
         ("arch", f"{facts['arch']} ({facts['board']})"),
         ("needs", f"{facts['registers']} registers a thread, {facts['spills']} spills, {facts['shared_bytes']} bytes shared"),
-        ("moves", f"{facts['bytes_moved']:,} bytes a call ({facts['padding']:.1%} of each row is padding)"),
+        ("moves", f"{facts['bytes_moved']:,} bytes a call ({facts['padding']:.1%} of the codes are padding)"),
         (
             "floor",
             f"{facts['floor_us']:.2f} us on {facts['board']}: these bytes at its data sheet's bandwidth, not a measurement",

@@ -76,7 +76,8 @@ def explained(problem: Problem, arch: Arch, rows: int) -> dict[str, Any]:
         "bytes": moved,
         "bounds_us": {name: round(us, 3) for name, us in bounds.items()},
         "bottleneck": max(bounds, key=lambda name: bounds[name]),
-        "padding": round(stored.size("k") / problem.k - 1, 4) if stored else 0.0,
+        "padding": round(stored.padding(n=problem.n, k=problem.k), 4) if stored else 0.0,
+        "padded_n": stored.size("n") if stored else problem.n,
         "padded_k": stored.size("k") if stored else problem.k,
         "orders": orders(problem, stored),
         "others": others(problem, arch, schedule, rows),
@@ -139,7 +140,8 @@ def told(facts: dict[str, Any], problem: Problem, arch: Arch, rows: int) -> str:
     bounds = facts["bounds_us"]
     kernel = facts["path"] == "kernel"
     path = "a generated kernel" if kernel else f"the fallback, dequantize then multiply by PyTorch: {facts['why']}"
-    waste = f"{facts['padding']:.1%} of each row: {k} codes are stored as {facts['padded_k']}" if facts["padding"] else "none"
+    held = f"codes [{n}, {k}] are stored as [{facts['padded_n']}, {facts['padded_k']}]"
+    waste = f"{facts['padding']:.1%}: {held}" if facts["padding"] else "none"
     rates = ", ".join(f"{name} {us:.2f} us" for name, us in bounds.items())
     moved = ", ".join(f"{name} {size:,}" for name, size in facts["bytes"].items())
     chosen = f"{facts['chosen']} for M={problem.m[0]}..{high} (nothing was timed)"

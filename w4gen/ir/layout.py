@@ -173,6 +173,11 @@ class Layout:
         inside = [digit for digit in self.digits if digit.stride < self.block_units * self.unit]
         return {axis: math.prod(digit.size for digit in inside if digit.axis == axis) for axis in self.axes}
 
+    def padding(self, **sizes: int) -> float:
+        """Elements of padding for each element of a tensor of these sizes."""
+        held = math.prod(map(self.size, sizes))
+        return held / math.prod(sizes.values()) - 1
+
     def row_units(self) -> int | None:
         """Units in one row where the units of a row are neighbours and the rows follow each other, else None."""
         units = math.prod(d.size for d in self.digits if d.axis == "k" and d.stride >= self.unit)

@@ -30,9 +30,9 @@ from w4gen.runtime.launch import launcher
 from w4gen.runtime.reference import error, reference, typical
 from w4gen.runtime.timer import copies_for, time_calls
 from w4gen.runtime.weight import Weight
+from w4gen.schedule.apply import FAST
 from w4gen.schedule.arch import arch
 from w4gen.schedule.rewrite import ceil_to
-from w4gen.schedule.apply import FAST
 from w4gen.toolchain import able, build, interpreted, version
 
 OUTPUTS = 32
