@@ -122,7 +122,7 @@ def _gemm(problem: Problem, arch: Arch) -> Schedule:
     if block_m == 16 and columns > 2 * arch.sms and steps % 4 == 0:
         split = 4
     chosen = Schedule(template="gemm", block_m=block_m, block_n=64, block_k=block_k, split_k=split, unit="mma", side="left")
-    chosen = replace(chosen, stages=3 if one_scale else 2, vector=2 if "wgmma" in arch.features else 4)
+    chosen = replace(chosen, stages=3 if one_scale or block_k > 128 else 2, vector=2 if "wgmma" in arch.features else 4)
     if not wide:
         return chosen
     if block_m == 128 or block_k > 128:
