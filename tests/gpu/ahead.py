@@ -25,7 +25,7 @@ def build(question: Question) -> None:
 
 
 def compile_all(questions: list[Question]) -> None:
-    """Compile the kernels of all questions, each bucket once; not under pytest-xdist, whose workers compile side by side anyway."""
+    """Compile the kernels of all questions, each bucket once; workers of pytest-xdist compile side by side anyway."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         return
     with multiprocessing.get_context("spawn").Pool(min(16, os.cpu_count() or 1)) as pool:

@@ -1,7 +1,10 @@
 """Hardware as data: what a compile needs to know of a GPU, with no GPU present.
 
-Rates are those of one named board, from its vendor's data sheet. They only rank schedules and bound times; a floor worked
-out from them is a bound that no kernel beats on that board, not a measurement.
+Rates are those of one named board, as its vendor states them: NVIDIA's data sheets of T4, A100 (80 GB SXM), H200 (SXM) and HGX
+B200, its white papers on GA102 (RTX 3090), Ada (RTX 4090) and RTX Blackwell (RTX 5090), AMD's pages on MI300X and RX 7900 XTX.
+Matrix rates are dense, with f32 sums: half of what is printed for sparse operands, and of a GeForce's rate with f16 sums. Shared
+memory and threads: CUDA programming guide, table of compute capabilities; AMD's CDNA 3 and RDNA 3 ISA guides. Rates only rank
+schedules and bound times; a floor worked out from them is a bound that no kernel beats on that board, not a measurement.
 """
 
 from __future__ import annotations
@@ -72,7 +75,7 @@ BLACKWELL = frozenset({"async_copy", "gluon", "dependent_launch", "cluster"})
 SM_80 = Arch("sm_80", "cuda", 80, "A100 SXM 80 GB", 108, 2039, 163 * 1024, matrix_tflops=312, lane_tflops=19.5)
 GFX942 = Arch(
     "gfx942", "hip", "gfx942", "MI300X", 304, 5300, 64 * 1024, warp=64, registers=512, fragment=None, features=frozenset(),
-    matrix_tflops=1307, lane_tflops=163,
+    matrix_tflops=1307.4, lane_tflops=163.4,
 )  # fmt: skip
 
 ARCHES = {
@@ -84,10 +87,10 @@ ARCHES = {
             "sm_75", "cuda", 75, "T4", 40, 320, 64 * 1024, fragment=None, features=frozenset(), matrix_tflops=65, lane_tflops=8.1
         ),
         Arch("sm_86", "cuda", 86, "RTX 3090", 82, 936, 99 * 1024, matrix_tflops=71, lane_tflops=35.6),
-        Arch("sm_89", "cuda", 89, "RTX 4090", 128, 1008, 99 * 1024, matrix_tflops=165, lane_tflops=82.6),
-        Arch("sm_90", "cuda", 90, "H200 SXM", 132, 4800, 227 * 1024, features=HOPPER, matrix_tflops=989, lane_tflops=67),
+        Arch("sm_89", "cuda", 89, "RTX 4090", 128, 1008, 99 * 1024, matrix_tflops=165.2, lane_tflops=82.6),
+        Arch("sm_90", "cuda", 90, "H200 SXM", 132, 4800, 227 * 1024, features=HOPPER, matrix_tflops=989.5, lane_tflops=67),
         Arch("sm_100", "cuda", 100, "B200", 148, 8000, 227 * 1024, features=BLACKWELL, matrix_tflops=2250, lane_tflops=75),
-        Arch("sm_120", "cuda", 120, "RTX 5090", 170, 1792, 99 * 1024, features=BLACKWELL, matrix_tflops=210, lane_tflops=105),
+        Arch("sm_120", "cuda", 120, "RTX 5090", 170, 1792, 99 * 1024, features=BLACKWELL, matrix_tflops=209.5, lane_tflops=104.8),
         GFX942,
         replace(
             GFX942,
@@ -98,8 +101,8 @@ ARCHES = {
             bandwidth_gbs=960,
             warp=32,
             registers=255,
-            matrix_tflops=123,
-            lane_tflops=61,
+            matrix_tflops=122.8,
+            lane_tflops=61.4,
         ),
     )
 }
