@@ -147,11 +147,13 @@ OWN = {
 SHAPES = [(1, 1536, 256), (16, 1536, 256), (16, 8192, 28672), (1, 28672, 8192), (5, 37, 41), (1, 1, 1), (2, 7, 1)]
 SHAPES += [(17, 4096, 4096), (32, 331, 37), (64, 8192, 28672), (64, 1, 1), (128, 28672, 8192), (100, 1536, 256), (512, 1536, 256)]
 # m, k, n
+LIKE = ("sm_75", "sm_120", "gfx942")
+"""Archs that the rules treat as one of the others."""
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", ["int4_g128", "nf4_g64", "int4_g50", "nf4_row", "int4_g16_f32", *MORE, *OWN])
-@pytest.mark.parametrize("target", ["portable", "sm_75", "sm_80", "sm_90", "sm_120", "gfx942"])
+@pytest.mark.parametrize("target", ["portable", "sm_80", "sm_90", *(pytest.param(each, marks=pytest.mark.slow) for each in LIKE)])
 def test_what_the_rules_pick_is_legal(shape: tuple[int, int, int], name: str, target: str) -> None:
     m, k, n = shape
     for x in (F16, BF16):
