@@ -244,7 +244,7 @@ def test_every_gemm_and_every_dequantization_keeps_the_meaning(data: st.DataObje
 @given(st.data())
 def test_the_rules_answer_for_any_layout(data: st.DataObject) -> None:
     """Rows of one word and of odd numbers of words among them, and words that hold several rows."""
-    form, values = data.draw(st.sampled_from(FAMILIES))
+    form, values = data.draw(st.sampled_from([each for each in FAMILIES if 32 % each[0].bits == 0]))
     form = replace(form, group=data.draw(st.sampled_from([3, 16, 64, -1])))
     layout = data.draw(weights.row_layouts(form.bits) | weights.layouts((form.bits,)))
     n, k = (data.draw(st.integers(max(1, layout.size(axis) - 5), layout.size(axis))) for axis in "nk")

@@ -71,10 +71,11 @@ FUSED = 128
 
 def _dense(problem: Problem, layout: Layout) -> Schedule:
     """Dequantize the whole weight, then the vendor's matmul: any layout and format, and the choice for large M."""
-    if layout.row_units() is None:
-        block_k = max(128, layout.block["k"])
-        tall = 16 if problem.n > 2**20 else 2 if isinstance(problem.format.scale, Format) or block_k > 128 else 4
-        block_n = tall * layout.block["n"]
+    tall, wide = layout.block["n"], max(128, layout.block["k"])
+    if layout.row_units() is None and tall * wide <= 4096 and not tall & (tall - 1) and not wide & (wide - 1):
+        block_k = wide
+        many = 16 if problem.n > 2**20 else 2 if isinstance(problem.format.scale, Format) or block_k > 128 else 4
+        block_n = many * tall
     else:
         block_n = max(4, 1 << (-(-problem.n // 65535) - 1).bit_length())  # a grid has no more programs along its second axis
         block_k = max(128, 2048 // block_n)
