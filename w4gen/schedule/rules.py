@@ -104,6 +104,8 @@ def _fast(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
     room = SHARED - (128 * 4**form.bits if looked_up else 0)
     warps = 8 if (looked_up or n < 16 * rows * 2 * arch.sms) and k >= 4096 else 4
     warps = next(each for each in (8, 4, 2, 1) if each <= warps and 2 * each * tiles * 1024 <= room)
+    # look-ups are asked for far ahead otherwise
+    bound = (128 if tiles == 1 else 168) if n >= 16384 or (tiles > 1 and "wgmma" not in arch.features) else 0
     return Schedule(
         template="gemv_mma",
         block_m=8 * tiles,
@@ -114,7 +116,7 @@ def _fast(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
         warps=warps,
         stages=2 if steps > 3 * warps else 3,
         ring=min(8, room // (warps * tiles * 1024)),
-        maxnreg=0 if not looked_up or n < 16384 else 128 if tiles == 1 else 168,  # look-ups are asked for far ahead otherwise
+        maxnreg=bound if looked_up else 0,
         overlap=int("dependent_launch" in arch.features),
     )
 
