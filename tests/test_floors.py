@@ -96,7 +96,7 @@ def banned(module: str, floor: int) -> set[str]:
 
 
 def habits(tree: ast.Module, path: Path) -> Iterator[tuple[int, str]]:
-    """Sizes, frozen dataclasses, and who reads the environment."""
+    """Sizes, frozen and slotted dataclasses, errors that say something, and who reads the environment."""
     lines = len(path.read_text().splitlines())
     if lines > FILE:
         yield lines, f"file of {lines} lines, the limit is {FILE}"
@@ -107,14 +107,24 @@ def habits(tree: ast.Module, path: Path) -> Iterator[tuple[int, str]]:
                 yield node.lineno, f"function {node.name} of {length} lines, the limit is {FUNCTION}"
         elif isinstance(node, ast.ClassDef):
             marks = [text for text in map(ast.unparse, node.decorator_list) if re.match(r"(dataclasses\.)?dataclass\b", text)]
-            if marks and "frozen=True" not in marks[0]:
-                yield node.lineno, f"dataclass {node.name} is not frozen"
+            if marks and not {"frozen=True", "slots=True"} <= set(re.findall(r"\w+=True", marks[0])):
+                yield node.lineno, f"dataclass {node.name} is not frozen and slotted"
+        elif isinstance(node, ast.Assert):
+            yield node.lineno, "asserts: raise a W4Error that says what was asked, the limit and the way out"
+        elif isinstance(node, ast.Raise) and (
+            isinstance(node.exc, ast.Name) or (isinstance(node.exc, ast.Call) and mute(node.exc))
+        ):
+            yield node.lineno, "raises without a message"
         elif (
             path.name != "knobs.py"
             and isinstance(node, ast.Call | ast.Subscript | ast.Compare)
             and ENVIRONMENT(ast.unparse(node))
         ):
             yield node.lineno, "reads a W4GEN_ variable: only knobs.py does"
+
+
+def mute(call: ast.Call) -> bool:
+    return not call.args and not call.keywords
 
 
 def long_templates(folder: Path) -> list[str]:
@@ -171,8 +181,15 @@ PLANTED = {
     "a long function": ({"errors.py": "def f():\n" + "    0\n" * FUNCTION}, f"function f of {FUNCTION + 1} lines"),
     "a mutable dataclass": (
         {"errors.py": "import dataclasses\n@dataclasses.dataclass(slots=True)\nclass A:\n    a: int\n"},
-        "dataclass A is not frozen",
+        "dataclass A is not frozen and slotted",
     ),
+    "a dataclass without slots": (
+        {"errors.py": "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass A:\n    a: int\n"},
+        "dataclass A is not frozen and slotted",
+    ),
+    "an assert": ({"errors.py": "def f(k):\n    assert k\n"}, "errors.py:2: asserts"),
+    "a mute raise": ({"errors.py": "def f():\n    raise ValueError\n"}, "errors.py:2: raises without a message"),
+    "a mute raise, called": ({"errors.py": "def f():\n    raise ValueError()\n"}, "errors.py:2: raises without a message"),
 }
 
 

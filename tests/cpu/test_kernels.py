@@ -679,6 +679,21 @@ def test_codes_in_another_order_within_their_word() -> None:
     assert case.error(w4gen.bind(kernel)(case.x, case.w)) <= case.limit(kernel)
 
 
+@pytest.mark.parametrize("m", [1, 5])
+@pytest.mark.parametrize("form", ["int4_g128", "uint4_g32_m", "nf4_row", "int4_g7"])
+@pytest.mark.parametrize(
+    "layout", ["n12@384,k2@16,k4@4,k4@96,k3@32;4/32", "n12@640,k8@4,k5@32,k4@160;4/32", "n12@384,k3@32,k8@4,k4@96;4/32"]
+)
+def test_rows_whose_words_are_digits_of_three_and_five(layout: str, form: str, m: int) -> None:
+    """The four words of a thread are not the digits of such a row."""
+    k = Layout.parse(layout).size("k")
+    case = cases.call(form, m, 12, k)
+    case = replace(case, w=case.w.packed_as(Layout.parse(layout)))
+    kernel = kernel_as_stored(case)
+    assert kernel.name == "gemv"
+    assert case.error(w4gen.bind(kernel)(case.x, case.w)) <= case.limit(kernel)
+
+
 @pytest.mark.parametrize("k", [300, 31])
 def test_rows_too_ragged_for_a_wider_layout_run_the_kernel_too(k: int, no_fallback: None) -> None:
     """Where the layout that kernels read is the canonical one, the op still takes the kernel."""

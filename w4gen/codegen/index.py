@@ -65,6 +65,11 @@ class Index:
             return Index(tuple(term for term in whole + rest if term.modulo != 1))
         return Index(tuple(terms), divisor) if rest else Index(tuple(whole))
 
+    def splits(self, *cuts: int) -> bool:
+        """Whether its terms can be told apart at every cut: `quotient` and `remainder` are exact there."""
+        one = [term.weight for term in self.terms] == [1]
+        return one or all(term.weight % cut == 0 or cut % term.weight == 0 for term in self.terms for cut in cuts)
+
     @property
     def axes(self) -> set[str]:
         return {axis for term in self.terms for axis in term.axes}

@@ -106,9 +106,12 @@ class Walk:
 
     def split(self, layout: Layout) -> Index:
         """k as the digits of word and code."""
-        word = self.index.pop("word")
+        word, places = self.index.pop("word"), layout.places("k")
+        cuts = (place.divide * size for place in places if place.source == "word" for size in (1, place.modulo or 1))
+        if not word.splits(*cuts):
+            word = Index((self.named("word", word),))
         terms: list[Term] = []
-        for place in layout.places("k"):
+        for place in places:
             at = word if place.source == "word" else Index((self.code,))
             digit = at.quotient(place.divide).remainder(place.modulo) if place.modulo else at.quotient(place.divide)
             terms += digit.times(place.weight).terms
