@@ -16,7 +16,7 @@ FLOORS = {
     1: ("ir", "formats"),
     2: ("schedule",),
     3: ("codegen",),
-    4: ("cache", "pipeline", "toolchain"),
+    4: ("bundle", "cache", "pipeline", "side_by_side", "toolchain", "tuned"),
     5: ("quantize", "runtime"),
     6: ("api", "bench", "checkpoints", "models"),
     7: ("cli", "commands", "__init__"),
