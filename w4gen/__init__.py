@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from w4gen.models import convert
     from w4gen.runtime.launch import bind
     from w4gen.runtime.linear import Linear, linear
+    from w4gen.runtime.warmup import warmup
     from w4gen.runtime.weight import Weight
 
 _PLACES = {
@@ -32,8 +33,9 @@ _PLACES = {
     "Linear": "w4gen.runtime.linear",
     "linear": "w4gen.runtime.linear",
     "Weight": "w4gen.runtime.weight",
+    "warmup": "w4gen.runtime.warmup",
 }
-__all__ = ["Format", "Linear", "W4Error", "Weight", "bind", "compile", "convert", "linear", "supports"]
+__all__ = ["Format", "Linear", "W4Error", "Weight", "bind", "compile", "convert", "linear", "supports", "warmup"]
 
 
 def __getattr__(name: str) -> Any:

@@ -27,7 +27,7 @@ from w4gen.codegen.render import Kernel
 from w4gen.errors import W4Error
 
 log = logging.getLogger("w4gen")
-_closed: set[Path] = set()
+closed: set[Path] = set()
 """Folders that could not be written, each told once."""
 
 _unkept: dict[Path, dict[str, bytes]] = {}
@@ -61,14 +61,18 @@ def text_path(kernel: Kernel) -> Path:
 
 def store(kernel: Kernel) -> Kernel:
     """Write the text under its own address, where it is not there yet; the kernel itself comes back."""
-    path, data = text_path(kernel), kernel.source.encode()
-    if bundle.opened().get(f"kernels/{place(kernel.source)}/kernel.py") == data:
-        return kernel
+    if bundle.opened().get(f"kernels/{place(kernel.source)}/kernel.py") != kernel.source.encode():
+        write(kernel.source)
+    return kernel
+
+
+def write(source: str) -> None:
+    """Write a text under its own address, where it is not there yet."""
+    path, data = kernels() / place(source) / "kernel.py", source.encode()
     with _tolerant():
         if not _holds(path, data):
             _room(path.parent)
             replace(path, data)
-    return kernel
 
 
 def _holds(path: Path, data: bytes) -> bool:
@@ -181,8 +185,8 @@ def _tolerant() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if kernels() not in _closed:
-            _closed.add(kernels())
+        if kernels() not in closed:
+            closed.add(kernels())
             log.warning("kernels are not kept, %s cannot be written (%s): set W4GEN_CACHE to a folder that can", kernels(), error)
 
 

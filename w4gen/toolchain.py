@@ -96,32 +96,32 @@ def build(kernel: Kernel, arch: Arch) -> dict[str, Binary]:
 
 def build_piece(kernel: Kernel, piece: Piece, arch: Arch) -> Binary:
     """Compile one function for `arch`, or find it compiled."""
-    key = _key(kernel, piece, arch)
-    found = _found(kernel, key)
+    address = key(kernel, piece, arch)
+    found = _found(kernel, address)
     if found is None:
-        with cache.lock(kernel.source, key):
-            found = _found(kernel, key)
+        with cache.lock(kernel.source, address):
+            found = _found(kernel, address)
             if found is None:
                 files = _compile(kernel, piece, arch)
-                cache.publish(kernel.source, key, files)
+                cache.publish(kernel.source, address, files)
                 return _binary(files, cached=False)
     return found
 
 
 def built(kernel: Kernel, arch: Arch) -> bool:
     """Whether every function is compiled for `arch` already."""
-    return all(_found(kernel, _key(kernel, piece, arch)) for piece in kernel.pieces)
+    return all(_found(kernel, key(kernel, piece, arch)) for piece in kernel.pieces)
 
 
-def _key(kernel: Kernel, piece: Piece, arch: Arch) -> str:
+def key(kernel: Kernel, piece: Piece, arch: Arch) -> str:
     """The address of a binary: the hash of everything that goes into it."""
     target = f"{arch.backend} {arch.target} {arch.warp}"
     return cache.address(kernel.source, piece.name, target, version(), _environment(), _options(kernel))
 
 
-def _found(kernel: Kernel, key: str) -> Binary | None:
+def _found(kernel: Kernel, address: str) -> Binary | None:
     """A binary from the cache; None where there is none, or its facts are not those of a binary."""
-    files = cache.find(kernel.source, key)
+    files = cache.find(kernel.source, address)
     try:
         return _binary(files, cached=True) if files and {"target", "shared", "name"} <= set(json.loads(files["json"])) else None
     except (LookupError, ValueError, TypeError, RecursionError):

@@ -62,7 +62,7 @@ def build(kernel: Kernel) -> dict[str, bytes]:
 
 def folder_of(kernel: Kernel) -> Path:
     """Where the binary of a kernel is kept."""
-    return cache.kernels() / cache.place(kernel.source, toolchain._key(kernel, kernel.pieces[0], TARGET))
+    return cache.kernels() / cache.place(kernel.source, toolchain.key(kernel, kernel.pieces[0], TARGET))
 
 
 def leftovers(folder: Path) -> list[Path]:
@@ -140,7 +140,7 @@ def killed_at(byte: int, kernel: Kernel) -> int:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_FSIZE, (byte, byte))
         cache.store(kernel)
-        cache.publish(kernel.source, toolchain._key(kernel, kernel.pieces[0], TARGET), FILES)
+        cache.publish(kernel.source, toolchain.key(kernel, kernel.pieces[0], TARGET), FILES)
 
     return in_child(run)
 
@@ -292,7 +292,7 @@ def expect_memory(kernel: Kernel, warned: pytest.LogCaptureFixture) -> None:
 @pytest.fixture
 def warned(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     caplog.set_level(logging.WARNING, "w4gen")
-    cache._closed.clear()
+    cache.closed.clear()
     return caplog
 
 
@@ -339,7 +339,7 @@ def test_without_a_home_kernels_are_compiled_and_not_kept(
         monkeypatch.setenv("W4GEN_CACHE", asked)
         monkeypatch.setattr(paths, "CHECKOUT", tmp_path)
         warned.clear()
-        cache._closed.clear()
+        cache.closed.clear()
         expect_memory(kernel, warned)
         assert "set W4GEN_CACHE to a folder that can" in warned.text
     assert [path.name for path in tmp_path.iterdir()] == ["compiles"]
@@ -407,7 +407,7 @@ def address(arch_name: str = "sm_90", changes: str = "", **asked: str) -> str:
     if changes:
         chosen = type(made.schedule).parse(f"{made.schedule} {changes}")
         made = pipeline.made(lower(Problem.parse(str(made.problem))), chosen, target)
-    return cache.place(made.source, toolchain._key(made, made.pieces[0], target))
+    return cache.place(made.source, toolchain.key(made, made.pieces[0], target))
 
 
 def test_whatever_changes_a_binary_changes_its_address(
@@ -440,7 +440,7 @@ def test_whatever_changes_a_binary_changes_its_address(
 
 
 def test_binaries_of_sm_120_and_sm_121_are_apart_although_their_kernels_are_alike(kernel: Kernel) -> None:
-    keys = {toolchain._key(kernel, kernel.pieces[0], arch(name)) for name in ("sm_120", "sm_121", "sm_100", "sm_103")}
+    keys = {toolchain.key(kernel, kernel.pieces[0], arch(name)) for name in ("sm_120", "sm_121", "sm_100", "sm_103")}
     assert len(keys) == 4
 
 
