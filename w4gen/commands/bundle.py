@@ -15,6 +15,7 @@ from w4gen import __version__, ahead, api, bundle, cache, knobs, paths, toolchai
 from w4gen.ahead import Ask, Done
 from w4gen.commands.question import count, detected, load_format, numbers, tell
 from w4gen.errors import CacheError, ShapeError, W4Error
+from w4gen.ir.problem import Problem
 from w4gen.ir.types import Format
 from w4gen.layers import Layer, layers, read
 from w4gen.progress import tracked
@@ -24,19 +25,16 @@ NEEDED = ("json", "facts", "cubin", "hsaco")
 """The files of a binary that a launch needs."""
 
 
-def wanted(
-    model: Path, tp: str, m: str, form: str | Format, dtype: str, archs: Iterable[arches.Arch]
-) -> tuple[list[Layer], list[Ask]]:
-    """The layers of a model, and the kernels that they need: one for each arch, layer and bucket."""
+def of_model(model: Path, tp: str, m: str, form: str | Format, dtype: str) -> dict[Problem, tuple[Layer, int]]:
+    """The problems of a model, one for each layer and bucket, with the layer and the rows of x that ask it."""
     facts = read(model)
-    found = list(dict.fromkeys(layer for share in numbers(tp, "tp") for layer in layers(facts, share)))
-    asks = [
-        Ask(api.problem_of(m=rows, n=layer.n, k=layer.k, format=form, dtype_name=dtype, bias=layer.bias), arch)
-        for arch in archs
-        for layer in found
-        for rows in numbers(m, "m")
-    ]
-    return found, list(dict.fromkeys(asks))
+    found: dict[Problem, tuple[Layer, int]] = {}
+    for share in numbers(tp, "tp"):
+        for layer in layers(facts, share):
+            for rows in numbers(m, "m"):
+                problem = api.problem_of(m=rows, n=layer.n, k=layer.k, format=form, dtype_name=dtype, bias=layer.bias)
+                found.setdefault(problem, (layer, rows))
+    return found
 
 
 def bundled(model: Path, tp: str, kinds: list[str], out: Path | None, as_json: bool, **options: Any) -> None:
@@ -50,7 +48,9 @@ def bundled(model: Path, tp: str, kinds: list[str], out: Path | None, as_json: b
         raise ShapeError(f"--{single[0]} is of one layer and --model names all of one: give one of the two")
     archs = [arches.arch(name) for name in (options["arch"] or knobs.ARCH.read() or detected()).split(",")]
     form, start = load_format(options["format_name"]), time.perf_counter()
-    found, asks = wanted(model, tp, options["m"] or "1,16,256", form, options["dtype"], archs)
+    problems = of_model(model, tp, options["m"] or "1,16,256", form, options["dtype"])
+    asks = [Ask(problem, arch) for arch in archs for problem in problems]
+    found = list(dict.fromkeys(layer for layer, _ in problems.values()))
     done = list(tracked(ahead.compiled(asks), len(asks), "compiling"))
     contents = packed([each.ask for each in done if not each.error], kinds)
     bundle.write(out, contents)
