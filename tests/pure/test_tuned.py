@@ -133,3 +133,9 @@ def test_rows_that_cannot_be_read_or_written_are_told(tmp_path: Path, monkeypatc
     monkeypatch.setenv("W4GEN_CACHE", str(tmp_path / "file"))
     with pytest.raises(CacheError, match="cannot be written"):
         tuned.save("sm_90", [ROW])
+
+
+def test_the_doctor_counts_rows_and_the_old_ones(fresh_cache: Path) -> None:
+    tuned.save("sm_90", [ROW, replace(ROW, question="q", triton="3.5.0"), replace(ROW, question="r", triton="")])
+    told = json.loads(CliRunner().invoke(cli, ["doctor", "--json"]).output)
+    assert told["tuned rows"][0] == "3 rows, 1 timed with another Triton"
