@@ -9,7 +9,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 WORKERS ?= 2
 TYPED = w4gen/errors.py w4gen/knobs.py w4gen/paths.py w4gen/formats.py w4gen/ir w4gen/schedule w4gen/codegen \
-        w4gen/cache.py w4gen/pipeline.py w4gen/toolchain.py
+        w4gen/progress.py w4gen/ahead.py w4gen/bundle.py w4gen/cache.py w4gen/pipeline.py w4gen/toolchain.py w4gen/tuned.py
 
 .PHONY: demo test check golden compile-all bench bench-docs formats-docs
 

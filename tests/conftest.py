@@ -14,7 +14,7 @@ import pytest
 SESSION = tempfile.mkdtemp(prefix="w4gen-tests-")
 os.environ["W4GEN_CACHE"] = f"{SESSION}/cache"
 os.environ["TRITON_CACHE_DIR"] = f"{SESSION}/triton"
-for knob in ("W4GEN_STRICT", "W4GEN_DEBUG", "W4GEN_ARCH"):
+for knob in ("W4GEN_STRICT", "W4GEN_DEBUG", "W4GEN_ARCH", "W4GEN_JIT"):
     os.environ.pop(knob, None)
 
 hypothesis.settings.register_profile(

@@ -12,13 +12,13 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FLOORS = {
-    0: ("errors", "knobs", "paths"),
+    0: ("errors", "knobs", "paths", "progress"),
     1: ("ir", "formats"),
     2: ("schedule",),
     3: ("codegen",),
-    4: ("cache", "pipeline", "toolchain"),
+    4: ("ahead", "bundle", "cache", "pipeline", "toolchain", "tuned"),
     5: ("quantize", "runtime"),
-    6: ("api", "bench", "checkpoints", "models"),
+    6: ("api", "bench", "checkpoints", "layers", "models"),
     7: ("cli", "commands", "__init__"),
 }
 FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}

@@ -15,25 +15,29 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from w4gen.api import compile, supports
+    from w4gen.bench.tune import tune
     from w4gen.errors import W4Error
     from w4gen.ir.types import Format
     from w4gen.models import convert
     from w4gen.runtime.launch import bind
     from w4gen.runtime.linear import Linear, linear
+    from w4gen.runtime.warmup import warmup
     from w4gen.runtime.weight import Weight
 
 _PLACES = {
     "compile": "w4gen.api",
     "supports": "w4gen.api",
     "W4Error": "w4gen.errors",
+    "tune": "w4gen.bench.tune",
     "Format": "w4gen.ir.types",
     "bind": "w4gen.runtime.launch",
     "convert": "w4gen.models",
     "Linear": "w4gen.runtime.linear",
     "linear": "w4gen.runtime.linear",
     "Weight": "w4gen.runtime.weight",
+    "warmup": "w4gen.runtime.warmup",
 }
-__all__ = ["Format", "Linear", "W4Error", "Weight", "bind", "compile", "convert", "linear", "supports"]
+__all__ = ["Format", "Linear", "W4Error", "Weight", "bind", "compile", "convert", "linear", "supports", "tune", "warmup"]
 
 
 def __getattr__(name: str) -> Any:

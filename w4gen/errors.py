@@ -27,3 +27,11 @@ class TemplateError(W4Error):
 
 class ToolchainError(W4Error):
     """A compiler or disassembler that failed, or is not there."""
+
+
+class CacheError(W4Error):
+    """A file of stored kernels or schedules that is damaged, or cannot be read or written."""
+
+
+class ForbiddenError(ToolchainError):
+    """A call that would have to compile a kernel, where W4GEN_JIT=forbid says that none may."""

@@ -18,6 +18,13 @@ class Knob:
     def read(self) -> str:
         return os.environ.get(self.name, "").strip() or self.default
 
+    def chosen(self, *allowed: str) -> str:
+        """The knob as one of some words, or empty."""
+        text = self.read()
+        if text and text not in allowed:
+            raise W4Error(f"{self.name}={text!r} is not one of {', '.join(allowed)}: unset it or give one")
+        return text
+
     def number(self) -> int:
         """The knob as an integer (0 and 1 for a switch)."""
         text = self.read()
@@ -26,9 +33,15 @@ class Knob:
         return int(text)
 
 
-CACHE = Knob("W4GEN_CACHE", str, "", "folder of kernels and tuned schedules, in place of the checkout's or the user's cache")
+CACHE = Knob(
+    "W4GEN_CACHE",
+    str,
+    "",
+    "folder of kernels and tuned schedules, or a bundle FILE.w4g, in place of the usual cache",
+)
 DEBUG = Knob("W4GEN_DEBUG", int, "0", "what a compile tells on stderr: 1 the choice, 2 times, 3 the program, 4 the kernel")
 STRICT = Knob("W4GEN_STRICT", bool, "0", "1 makes an error of every call on a GPU that no kernel answers")
 ARCH = Knob("W4GEN_ARCH", str, "", "arch to compile for, in place of the GPU present")
+JIT = Knob("W4GEN_JIT", str, "", "forbid makes an error of every call that would have to compile a kernel")
 
-ALL = (CACHE, DEBUG, STRICT, ARCH)
+ALL = (CACHE, DEBUG, STRICT, ARCH, JIT)

@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from w4gen import cache, knobs
+from w4gen import cache, knobs, tuned
 from w4gen.codegen.render import Kernel, render
 from w4gen.errors import ScheduleError, TemplateError
 from w4gen.ir.lower import lower
@@ -19,7 +19,7 @@ from w4gen.schedule.apply import FAST, apply
 from w4gen.schedule.arch import ARCHES, Arch
 from w4gen.schedule.rules import pick
 from w4gen.schedule.schedule import Schedule
-from w4gen.toolchain import able
+from w4gen.toolchain import able, version
 
 
 def compile(problem: Problem, arch: Arch) -> Kernel:
@@ -53,12 +53,14 @@ def twin(kernel: Kernel) -> Kernel:
 
 
 def winner(program: Program, arch: Arch) -> Kernel | None:
-    """A stored winner, where one is there and still holds; one of a fast template only where this process can run it."""
-    schedule = cache.tuned(program.problem, arch)
-    if schedule is None or (schedule.template in FAST and "gluon" not in able(arch).features):
+    """A stored winner, where one is there and still holds; one of a fast template only with the Triton that it was timed with."""
+    row = tuned.tuned(program.problem, arch)
+    if row is None:
+        return None
+    if row.schedule.template in FAST and ("gluon" not in able(arch).features or row.triton not in ("", version())):
         return None
     try:
-        return made(program, schedule, arch)
+        return made(program, row.schedule, arch)
     except (ScheduleError, TemplateError) as error:
         cache.log.warning("the tuned schedule of %s does not hold any more (%s): the rules answer", program.problem, error)
         return None

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import linecache
@@ -13,15 +14,17 @@ import os
 import re
 import subprocess
 import tempfile
+import threading
 import types
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from w4gen import cache
+from w4gen import cache, knobs
 from w4gen.codegen.render import Kernel, Piece
 from w4gen.codegen.tl import pointer
-from w4gen.errors import ToolchainError
+from w4gen.errors import ForbiddenError, ToolchainError
 from w4gen.ir.tile import Space
 from w4gen.ir.types import DType
 from w4gen.schedule.arch import Arch
@@ -31,9 +34,9 @@ TYPES = {"f16": "*fp16", "bf16": "*bf16", "f32": "*fp32", "i32": "*i32", "u8": "
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """A compiled kernel: where its files are, and what it needs of the hardware (bytes per program, counts per thread)."""
+    """A compiled kernel: its files, in memory, and what it needs of the hardware (bytes per program, counts per thread)."""
 
-    files: dict[str, Path]
+    files: dict[str, bytes]
     registers: int
     spills: int
     shared_bytes: int
@@ -46,7 +49,7 @@ class Binary:
         if kind not in self.files or kind in ("json", "facts"):
             has = [each for each in self.files if each not in ("json", "facts")] + ["sass"] * ("cubin" in self.files)
             raise ToolchainError(f"no {kind} for this target: it has {', '.join(has)}")
-        return self.files[kind].read_bytes()
+        return self.files[kind]
 
     def text(self, kind: str) -> str:
         """A kind of `data` that is text."""
@@ -93,14 +96,36 @@ def build(kernel: Kernel, arch: Arch) -> dict[str, Binary]:
 
 def build_piece(kernel: Kernel, piece: Piece, arch: Arch) -> Binary:
     """Compile one function for `arch`, or find it compiled."""
-    key = cache.address(kernel.source, piece.name, str(arch.target), version(), _assembler(), _options(kernel))
-    found = cache.find(kernel.source, key)
+    address = key(kernel, piece, arch)
+    found = _found(kernel, address)
     if found is None:
-        with cache.lock(kernel.source, key):
-            found = cache.find(kernel.source, key)
+        with cache.lock(kernel.source, address):
+            found = _found(kernel, address)
             if found is None:
-                return _binary(cache.publish(kernel.source, key, _compile(kernel, piece, arch)), cached=False)
-    return _binary(found, cached=True)
+                files = _compile(kernel, piece, arch)
+                cache.publish(kernel.source, address, files)
+                return _binary(files, cached=False)
+    return found
+
+
+def built(kernel: Kernel, arch: Arch) -> bool:
+    """Whether every function is compiled for `arch` already."""
+    return all(_found(kernel, key(kernel, piece, arch)) for piece in kernel.pieces)
+
+
+def key(kernel: Kernel, piece: Piece, arch: Arch) -> str:
+    """The address of a binary: the hash of everything that goes into it."""
+    target = f"{arch.backend} {arch.target} {arch.warp}"
+    return cache.address(kernel.source, piece.name, target, version(), _environment(), _options(kernel))
+
+
+def _found(kernel: Kernel, address: str) -> Binary | None:
+    """A binary from the cache; None where there is none, or its facts are not those of a binary."""
+    files = cache.find(kernel.source, address)
+    try:
+        return _binary(files, cached=True) if files and {"target", "shared", "name"} <= set(json.loads(files["json"])) else None
+    except (LookupError, ValueError, TypeError, RecursionError):
+        return None
 
 
 PLAIN = 48 * 1024
@@ -111,9 +136,18 @@ def load(kernel: Kernel, piece: Piece, arch: Arch, overlap: bool) -> Any:
     """A launchable `triton.compiler.CompiledKernel`, from the cache where it is there; with `overlap` it may start early."""
     from triton.compiler.compiler import CompiledKernel
 
+    if knobs.JIT.chosen("forbid") and not built(kernel, arch):
+        (low, high), asked = kernel.problem.m, kernel.problem
+        raise ForbiddenError(
+            f"M={low}..{high} of {asked.k} -> {asked.n} {asked.format.label} ({asked.x}) is not compiled for {arch.name}, "
+            "and W4GEN_JIT=forbid: give that M to w4gen.warmup or w4gen compile --model, or unset W4GEN_JIT"
+        )
     binary = build_piece(kernel, piece, arch)
-    group = {f"{piece.name}.{kind}": str(path) for kind, path in binary.files.items() if kind in ("json", "cubin", "hsaco")}
-    made = CompiledKernel(_source(kernel, piece), group, cache.address(kernel.source))
+    with tempfile.TemporaryDirectory(prefix="w4gen-") as folder:  # Triton reads files; those of the cache may go at any time
+        group = {f"{piece.name}.{kind}": f"{folder}/kernel.{kind}" for kind in binary.files if kind in ("json", "cubin", "hsaco")}
+        for name, path in group.items():
+            Path(path).write_bytes(binary.files[name.removeprefix(f"{piece.name}.")])
+        made = CompiledKernel(_source(kernel, piece), group, cache.address(kernel.source))
     made.metadata = made.metadata._replace(launch_pdl=overlap)
     if made.metadata.shared <= PLAIN < binary.shared_bytes:
         # Triton asks for more than the plain limit only where its own part exceeds it: let it ask, and launch with that part
@@ -152,20 +186,52 @@ def _compile(kernel: Kernel, piece: Piece, arch: Arch) -> dict[str, bytes]:
     if interpreted():
         raise ToolchainError("nothing can be compiled under TRITON_INTERPRET=1: unset it, or ask in another process")
     target = GPUTarget(arch.backend, arch.target, arch.warp)
-    try:
-        made = triton.compile(_source(kernel, piece), target=target, options=json.loads(_options(kernel)))
-    except (TritonError, RuntimeError, ValueError, TypeError, subprocess.CalledProcessError) as error:
-        raise ToolchainError(f"{piece.name} for {arch.name}: {str(error).strip().splitlines()[-1]}") from error
     binary, text = ("cubin", "ptx") if arch.backend == "cuda" else ("hsaco", "amdgcn")
-    path = next(path for name, path in made.metadata_group.items() if name.endswith(".json"))
-    files = {"json": Path(path).read_bytes(), binary: made.asm[binary], text: made.asm[text].encode()}
+    try:
+        with _apart():
+            made = triton.compile(_source(kernel, piece), target=target, options=json.loads(_options(kernel)))
+            path = next(path for name, path in made.metadata_group.items() if name.endswith(".json"))
+            files = {"json": Path(path).read_bytes(), binary: made.asm[binary], text: made.asm[text].encode()}
+    except (TritonError, RuntimeError, ValueError, TypeError, OSError, subprocess.CalledProcessError) as error:
+        raise ToolchainError(f"{piece.name} for {arch.name}: {(str(error).strip() or repr(error)).splitlines()[-1]}") from error
     usage = _cuda_usage(files["cubin"]) if binary == "cubin" else _hip_usage(made.asm[text])
     usage["shared_bytes"] = usage.get("shared_bytes", 0) + made.metadata.shared
     return {**files, "facts": json.dumps(usage).encode()}
 
 
-def _binary(files: dict[str, Path], cached: bool) -> Binary:
-    return Binary(files, **json.loads(files["facts"].read_text()), cached=cached)
+_APART = threading.local()
+"""The folder, of each thread that compiles for us, that Triton keeps its own files in."""
+
+
+@contextlib.contextmanager
+def _apart() -> Iterator[None]:
+    """Let Triton compile anew, in a folder of this thread's own: what is in Triton's cache may be damaged, or not be writable."""
+    from triton import knobs as settings
+    from triton.runtime.cache import FileCacheManager
+
+    others = settings.cache.manager_class or FileCacheManager
+
+    class Apart(FileCacheManager):  # type: ignore[misc]
+        def __new__(cls, key: str, override: bool = False, dump: bool = False) -> Any:
+            own = hasattr(_APART, "folder") and not override and not dump
+            return super().__new__(cls) if own else others(key, override=override, dump=dump)
+
+        def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
+            self.key, self.cache_dir = key, f"{_APART.folder}/{key}"
+            self.lock_path = f"{self.cache_dir}/lock"
+            Path(self.cache_dir).mkdir(parents=True, exist_ok=True)
+
+    with tempfile.TemporaryDirectory(prefix="w4gen-") as _APART.folder:
+        if others.__name__ != "Apart":
+            settings.cache.manager_class = Apart
+        try:
+            yield
+        finally:
+            del _APART.folder
+
+
+def _binary(files: dict[str, bytes], cached: bool) -> Binary:
+    return Binary(files, **json.loads(files["facts"]), cached=cached)
 
 
 def _options(kernel: Kernel) -> str:
@@ -184,9 +250,20 @@ def _tool(name: str) -> str:
     return str(path)
 
 
-def _assembler() -> str:
-    """What tells one assembler from another: Triton ships ptxas, so its version does, unless the user names one."""
-    return os.environ.get("TRITON_PTXAS_PATH", "")
+ENVIRONMENT = (
+    *("DISABLE_LLVM_OPT", "DISABLE_PTXAS_OPT", "PTXAS_OPTIONS", "TRITON_DISABLE_LINE_INFO", "TRITON_KERNEL_OVERRIDE"),
+    *("TRITON_LIBDEVICE_PATH", "TRITON_MOCK_PTX_VERSION", "TRITON_OVERRIDE_ARCH"),
+    *("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH"),
+)
+"""Variables by which Triton makes another binary of the same text. Its version names its ptxas, unless another is set."""
+
+
+def _environment() -> str:
+    """What is set of `ENVIRONMENT`; of a file also when it was written."""
+    given = {name: os.environ[name] for name in ENVIRONMENT if os.environ.get(name)}
+    return json.dumps(
+        {name: [value, os.stat(value).st_mtime_ns if os.path.isfile(value) else 0] for name, value in given.items()}
+    )
 
 
 def _run(tool: str, *arguments: str) -> str:
@@ -196,17 +273,22 @@ def _run(tool: str, *arguments: str) -> str:
     return done.stdout
 
 
-def disassemble(cubin: Path) -> str:
+def _look(tool: str, option: str, cubin: bytes) -> str:
+    """What a tool says of a cubin."""
+    with tempfile.TemporaryDirectory(prefix="w4gen-") as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(cubin)
+        return _run(tool, option, str(path))
+
+
+def disassemble(cubin: bytes) -> str:
     """SASS of a cubin."""
-    return _run("nvdisasm", "-c", str(cubin))
+    return _look("nvdisasm", "-c", cubin)
 
 
 def _cuda_usage(cubin: bytes) -> dict[str, int]:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.cubin"
-        path.write_bytes(cubin)
-        found = re.search(r"REG:(\d+)\s+STACK:\d+\s+SHARED:(\d+)", _run("cuobjdump", "-res-usage", str(path)))
-        spills = len(re.findall(r"\b(?:LDL|STL)\b", disassemble(path)))
+    found = re.search(r"REG:(\d+)\s+STACK:\d+\s+SHARED:(\d+)", _look("cuobjdump", "-res-usage", cubin))
+    spills = len(re.findall(r"\b(?:LDL|STL)\b", disassemble(cubin)))
     if found is None:
         raise ToolchainError("cuobjdump printed no resource usage: this triton's tools are not the ones w4gen knows")
     return {"registers": int(found[1]), "spills": spills, "shared_bytes": int(found[2])}

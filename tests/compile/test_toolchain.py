@@ -12,7 +12,7 @@ import pytest
 import w4gen
 from w4gen import Format, api, cache, pipeline, toolchain
 from w4gen.codegen.render import Kernel
-from w4gen.errors import ToolchainError
+from w4gen.errors import ForbiddenError, ToolchainError, W4Error
 from w4gen.formats import FAMILIES
 from w4gen.ir.layout import rows
 from w4gen.schedule.arch import ARCHES
@@ -43,7 +43,7 @@ def check(binaries: dict[str, toolchain.Binary], arch: str) -> None:
         assert binary.spills == 0, name
         assert 0 < binary.registers <= ARCHES[arch].registers, name
         assert 0 <= binary.shared_bytes <= ARCHES[arch].shared_bytes, name
-        assert binary.files[kind].read_bytes().startswith(b"\x7fELF")
+        assert binary.files[kind].startswith(b"\x7fELF")
 
 
 @pytest.mark.parametrize("form", ["int4_g128", "nf4_g64"])
@@ -176,7 +176,7 @@ def fast(template: str, shape: str, form: str | Format, dtype: str, arch: str) -
     assert 0 < binary.registers <= 255
     declared = sum(map(int, re.findall(r"\.shared \.align \d+ \.b8 \w+\[(\d+)\]", kernel.source)))
     assert 0 < declared <= 48 * 1024
-    assert declared + json.loads(binary.files["json"].read_text())["shared"] <= min(ARCHES[arch].shared_bytes, 99 * 1024)
+    assert declared + json.loads(binary.files["json"])["shared"] <= min(ARCHES[arch].shared_bytes, 99 * 1024)
     lines = binary.text("sass").splitlines()
     (steps,) = map(int, re.findall(r"STEPS = gl\.constexpr\((\d+)\)", kernel.source))
     (quads,) = map(int, re.findall(r"QUADS = gl\.constexpr\((\d+)\)", kernel.source))
@@ -254,13 +254,12 @@ def test_a_second_build_finds_the_first(fresh_cache: Path) -> None:
 
 def test_a_damaged_binary_is_built_again(fresh_cache: Path) -> None:
     kernel = w4gen.compile("1x256x64", arch="sm_90")
-    path = only(toolchain.build(kernel, ARCHES["sm_90"])).files["cubin"]
-    whole = path.read_bytes()
+    whole = only(toolchain.build(kernel, ARCHES["sm_90"])).files["cubin"]
+    (path,) = fresh_cache.rglob("kernel.cubin")
     path.write_bytes(whole[:100])
     again = only(toolchain.build(kernel, ARCHES["sm_90"]))
     assert not again.cached
-    assert again.files["cubin"].read_bytes().startswith(b"\x7fELF")
-    assert len(again.files["cubin"].read_bytes()) == len(whole)
+    assert again.files["cubin"] == whole == path.read_bytes()
 
 
 def test_another_text_target_or_option_is_another_binary(fresh_cache: Path) -> None:
@@ -275,8 +274,8 @@ def test_another_text_target_or_option_is_another_binary(fresh_cache: Path) -> N
         only(toolchain.build(kernel, ARCHES["sm_90"])),
     ]
     assert not any(binary.cached for binary in builds)
-    assert len({binary.files["cubin"] for binary in builds}) == 4
-    assert len({binary.files["cubin"].parent.parent for binary in builds[:2]}) == 2, "kernels are addressed by their text"
+    assert len(list(fresh_cache.rglob("kernel.cubin"))) == 4
+    assert len({path.parent.parent for path in fresh_cache.rglob("kernel.cubin")}) == 2, "kernels are addressed by their text"
 
 
 def test_another_compiler_is_another_binary(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,7 +289,7 @@ def test_a_closed_cache_still_gives_a_binary(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("W4GEN_CACHE", str(tmp_path / "file" / "cache"))
     binary = only(built("1x256x64", "int4_g128", "sm_90"))
-    assert binary.files["cubin"].read_bytes().startswith(b"\x7fELF")
+    assert binary.files["cubin"].startswith(b"\x7fELF")
 
 
 def test_what_does_not_compile_is_named_in_one_line(fresh_cache: Path) -> None:
@@ -315,3 +314,32 @@ def test_nothing_is_compiled_under_the_interpreter(fresh_cache: Path, monkeypatc
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     with pytest.raises(ToolchainError, match="unset it, or ask in another process"):
         built("1x256x64", "int4_g128", "sm_90")
+
+
+def test_a_call_may_not_compile_where_that_is_forbidden(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build that is asked for is no just-in-time compile; what it made is loaded."""
+    kernel, arch = w4gen.compile("5x256x64", arch="sm_90"), ARCHES["sm_90"]
+    (piece,) = kernel.pieces
+    monkeypatch.setenv("W4GEN_JIT", "forbid")
+    with pytest.raises(ForbiddenError, match=r"M=2\.\.8 of 256 -> 64 int4_g128 \(f16\) is not compiled for sm_90, and W4GEN_JIT"):
+        toolchain.load(kernel, piece, arch, overlap=False)
+    toolchain.build(kernel, arch)
+    assert toolchain.load(kernel, piece, arch, overlap=False).metadata.name == piece.name
+    monkeypatch.setenv("W4GEN_JIT", "allow")
+    with pytest.raises(W4Error, match="W4GEN_JIT='allow' is not one of forbid"):
+        toolchain.load(kernel, piece, arch, overlap=False)
+
+
+@pytest.mark.parametrize("state", ["damaged", "closed"])
+def test_what_is_in_tritons_own_cache_does_not_matter(
+    state: str, fresh_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is neither read nor written."""
+    theirs = tmp_path / "triton"
+    theirs.mkdir()
+    if state == "closed":
+        (tmp_path / "file").write_text("")
+        theirs = tmp_path / "file" / "triton"
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(theirs))
+    assert only(built("1x256x64", "int4_g128", "sm_90")).files["cubin"].startswith(b"\x7fELF")
+    assert not theirs.exists() or not list(theirs.iterdir())

@@ -10,12 +10,17 @@ from pathlib import Path
 import pytest
 
 import w4gen
-from w4gen import cache, knobs, paths, toolchain
+from w4gen import cache, knobs, paths, toolchain, tuned
 from w4gen.api import problem_of
 from w4gen.errors import W4Error
 from w4gen.schedule.schedule import Schedule
 
 FILES = {"facts": b"{}", "cubin": bytes(range(256))}
+
+
+def binary(folder: Path) -> Path:
+    """The folder of the one binary of these tests."""
+    return folder / "kernels" / cache.place("text", "a" * 64)
 
 
 def made(*shape: str) -> w4gen.compile:  # type: ignore[valid-type]
@@ -45,8 +50,7 @@ def test_a_changed_text_in_the_cache_is_mended(fresh_cache: Path) -> None:
 def test_what_is_published_is_found(fresh_cache: Path) -> None:
     assert cache.find("text", "a" * 64) is None
     cache.publish("text", "a" * 64, FILES)
-    found = cache.find("text", "a" * 64)
-    assert {kind: path.read_bytes() for kind, path in found.items()} == FILES
+    assert cache.find("text", "a" * 64) == FILES
     assert cache.find("text", "b" * 64) is None, "another target, compiler or option"
     assert cache.find("texts", "a" * 64) is None, "another text"
 
@@ -54,8 +58,8 @@ def test_what_is_published_is_found(fresh_cache: Path) -> None:
 @pytest.mark.parametrize("kind", ["cubin", "facts", "sums"])
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "gone"])
 def test_a_damaged_binary_is_a_miss_and_can_be_published_again(kind: str, damage: str, fresh_cache: Path) -> None:
-    files = cache.publish("text", "a" * 64, FILES)
-    path = files["facts"].parent / "sums.json" if kind == "sums" else files[kind]
+    cache.publish("text", "a" * 64, FILES)
+    path = binary(fresh_cache) / ("sums.json" if kind == "sums" else f"kernel.{kind}")
     data = path.read_bytes()
     if damage == "gone":
         path.unlink()
@@ -63,13 +67,13 @@ def test_a_damaged_binary_is_a_miss_and_can_be_published_again(kind: str, damage
         path.write_bytes({"truncated": data[:-1], "flipped": bytes([data[0] ^ 1]) + data[1:], "empty": b""}[damage])
     assert cache.find("text", "a" * 64) is None
     cache.publish("text", "a" * 64, FILES)
-    assert cache.find("text", "a" * 64)["cubin"].read_bytes() == FILES["cubin"]
+    assert cache.find("text", "a" * 64) == FILES
 
 
 @pytest.mark.parametrize("sums", ["[]", "{}", "null", '{"cubin": 3}', "3"])
 def test_checksums_that_make_no_sense_are_a_miss(sums: str, fresh_cache: Path) -> None:
-    files = cache.publish("text", "a" * 64, FILES)
-    (files["facts"].parent / "sums.json").write_text(sums)
+    cache.publish("text", "a" * 64, FILES)
+    (binary(fresh_cache) / "sums.json").write_text(sums)
     assert cache.find("text", "a" * 64) is None
 
 
@@ -86,7 +90,7 @@ def test_a_failed_publish_leaves_nothing(fresh_cache: Path, monkeypatch: pytest.
     def broken(*_: object) -> None:
         raise RuntimeError("power cut")
 
-    monkeypatch.setattr(cache, "_fill", broken)
+    monkeypatch.setattr(cache, "checksums", broken)
     with pytest.raises(RuntimeError):
         cache.publish("text", "a" * 64, FILES)
     assert cache.find("text", "a" * 64) is None
@@ -99,7 +103,7 @@ def test_many_writers_of_one_entry_leave_one_whole_entry(fresh_cache: Path) -> N
         each.start()
     for each in threads:
         each.join()
-    assert cache.find("text", "a" * 64)["cubin"].read_bytes() == FILES["cubin"]
+    assert cache.find("text", "a" * 64) == FILES
     assert not list(fresh_cache.rglob(".new-*"))
 
 
@@ -123,8 +127,8 @@ def test_a_cache_that_cannot_be_written_costs_one_warning(closed_cache: Path, ca
 
 def test_a_binary_that_cannot_be_kept_is_still_there_to_run(closed_cache: Path) -> None:
     with cache.lock("text", "a" * 64):
-        files = cache.publish("text", "a" * 64, FILES)
-    assert files["cubin"].read_bytes() == FILES["cubin"]
+        cache.publish("text", "a" * 64, FILES)
+    assert cache.find("text", "a" * 64) == FILES
 
 
 def test_a_lock_is_held_by_one(fresh_cache: Path) -> None:
@@ -148,8 +152,8 @@ def tune(folder: Path, rows: object, arch: str = "sm_90") -> None:
     (folder / "tuned" / f"{arch}.json").write_text(rows if isinstance(rows, str) else json.dumps({"rows": rows}))
 
 
-def row(schedule: str) -> dict[str, dict[str, str]]:
-    return {cache.question(problem_of(m=1, n=256, k=1536)): {"schedule": schedule}}
+def row(schedule: str, **more: object) -> list[dict[str, object]]:
+    return [{"question": tuned.question(problem_of(m=1, n=256, k=1536)), "schedule": schedule, **more}]
 
 
 HALF = "template=gemv_half block_n=16 block_k=128 unit=halves"
@@ -198,8 +202,11 @@ def test_a_tuned_schedule_answers_its_own_question_only(other: dict[str, str], f
         (row("template=gemv block_n=0"), "is not a file of tuned schedules"),
         ("{", "is not a file of tuned schedules"),
         ("[]", "is not a file of tuned schedules"),
-        ({"": 3}, None),
-        ({next(iter(row(""))): 3}, "is not a file of tuned schedules"),
+        ([], None),
+        ([3], "is not a file of tuned schedules"),
+        (row(3), "is not a file of tuned schedules"),
+        (row(HALF, us="fast"), "is not a file of tuned schedules"),
+        ({"": 3}, "is not a file of tuned schedules"),
     ],
 )
 def test_a_tuned_row_that_does_not_hold_is_left_out_with_a_warning(
@@ -229,7 +236,7 @@ def test_the_question_tells_formats_of_one_label_apart() -> None:
     """Two formats that are called alike but mean different things must not share a tuned row."""
     mine = w4gen.Format("int4", bits=4, origin=-7.0)
     codebook = w4gen.Format("int4", bits=4, codebook=tuple(range(16)))
-    questions = {cache.question(problem_of(m=1, n=256, k=1536, format=form)) for form in ("int4_g128", mine, codebook)}
+    questions = {tuned.question(problem_of(m=1, n=256, k=1536, format=form)) for form in ("int4_g128", mine, codebook)}
     assert len(questions) == 3
 
 

@@ -112,10 +112,25 @@ def test_an_unknown_arch_offers_the_nearest() -> None:
 
 @pytest.mark.parametrize(
     ("capability", "name"),
-    [((9, 0), "sm_90"), ((8, 6), "sm_86"), ((8, 7), "sm_86"), ((7, 5), "sm_75"), ((7, 0), "portable"), ((10, 3), "sm_100")],
+    [
+        ((9, 0), "sm_90"),
+        ((8, 6), "sm_86"),
+        ((8, 7), "sm_87"),
+        ((8, 8), "sm_86"),
+        ((7, 5), "sm_75"),
+        ((7, 0), "portable"),
+        ((10, 3), "sm_103"),
+    ],
 )
 def test_a_device_takes_its_arch_or_an_older_one_of_its_family(capability: tuple[int, int], name: str) -> None:
     assert for_capability(*capability).name == name
+
+
+def test_relatives_have_a_target_of_their_own() -> None:
+    """A binary for sm_120 does not run on sm_121."""
+    assert (for_capability(12, 0).target, for_capability(12, 1).target) == (120, 121)
+    assert arch("sm_121") == for_capability(12, 1)
+    assert arch("sm_121").shared_bytes == arch("sm_120").shared_bytes
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,22 @@
-"""`w4gen cache`: the kernels that are kept on disk."""
+"""`w4gen cache`: the kernels and the tuned schedules that are kept on disk."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
 
+from w4gen import bundle, tuned
 from w4gen import cache as store
+from w4gen.commands.bundle import imported
 from w4gen.commands.question import as_json, count, table, tell
 from w4gen.errors import W4Error
 
 
 @click.group()
 def cache() -> None:
-    """Look at the kernels that are kept on disk, check them, remove them."""
+    """Look at the kernels and tuned schedules that are kept on disk; check, remove, bring in, compare."""
 
 
 @cache.command()
@@ -88,3 +91,55 @@ def agreed(question: str) -> bool:
         return click.confirm(question, err=True)
     except click.Abort as error:
         raise W4Error("nobody answered: give --yes to remove without asking") from error
+
+
+@cache.command("import")
+@as_json
+@click.argument("path", type=click.Path(path_type=Path))
+def import_command(as_json: bool, path: Path) -> None:
+    """Copy what a bundle holds, FILE.w4g, into the cache, after checking all of it."""
+    count_of = imported(path, bundle.read(path))
+    if as_json:
+        tell(count_of | {"path": str(store.kernels().parent)})
+    else:
+        what = ", ".join(count(number, name.removesuffix("s")) for name, number in count_of.items())
+        click.echo(f"imported {what} into {store.kernels().parent}")
+
+
+@cache.command()
+@as_json
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+def merge(as_json: bool, files: tuple[Path, ...]) -> None:
+    """Take tuned rows from files called ARCH.json into the cache; of two rows for one question the newer counts."""
+    rows = {path: tuned.load(path) for path in files}
+    written = [tuned.save(path.stem, each) for path, each in rows.items()]
+    facts = [{"from": str(path), "rows": len(rows[path]), "into": str(into)} for path, into in zip(files, written, strict=True)]
+    if as_json:
+        tell(facts)
+        return
+    for each in facts:
+        click.echo(f"{count(each['rows'], 'row')} of {each['from']} into {each['into']}")
+
+
+@cache.command()
+@as_json
+@click.argument("old", type=click.Path(path_type=Path))
+@click.argument("new", type=click.Path(path_type=Path))
+def diff(as_json: bool, old: Path, new: Path) -> None:
+    """Show where two files of tuned rows say different things."""
+    pairs = tuned.diff(tuned.load(old), tuned.load(new))
+    if as_json:
+        tell([{"old": a and a.facts(), "new": b and b.facts()} for a, b in pairs])
+        return
+    if pairs:
+        table("question", "device", "old", "us", "new", "us", rows=[difference(a, b) for a, b in pairs])
+    click.echo(f"{count(len(pairs), 'difference')} of {old} and {new}")
+
+
+def difference(a: tuned.Row | None, b: tuned.Row | None) -> list[str]:
+    """A line of `diff`: what the schedules have that the other has not."""
+    row = a or b
+    fields = [set(str(each.schedule).split()) if each else set() for each in (a, b)]
+    sides = [" ".join(sorted(fields[i] - fields[1 - i])) or "-" for i in (0, 1)]
+    times = [f"{each.us:.2f}" if each else "" for each in (a, b)]
+    return [row.question if row else "", row.device if row else "", sides[0], times[0], sides[1], times[1]]

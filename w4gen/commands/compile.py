@@ -13,6 +13,7 @@ import click
 
 from w4gen import cache, pipeline, toolchain
 from w4gen.codegen.render import Kernel
+from w4gen.commands.bundle import bundled
 from w4gen.commands.question import aligned, answer, as_json, asked, count, detected, picked, question, tell, trial
 from w4gen.errors import W4Error
 from w4gen.schedule import arch as arches
@@ -25,18 +26,34 @@ KINDS = ("py", "ptx", "sass", "cubin", "amdgcn", "hsaco")
 @question
 @trial
 @as_json
+@click.option("--model", type=click.Path(path_type=Path), help="config.json: compile all linear layers of a model into a bundle")
+@click.option("--tp", help="with --model: shards of tensor parallelism, one or several, as in 1,2,4")
 @click.option("--emit", default="", help=f"comma-separated, printed or with --out written: {', '.join(KINDS)}")
-@click.option("--out", type=click.Path(path_type=Path), help="folder for what --emit names")
+@click.option("--out", type=click.Path(path_type=Path), help="folder for what --emit names; with --model the bundle, FILE.w4g")
 @click.option(
     "--check/--no-check", default=True, show_default=True, help="run the text against the truth, on the GPU here or interpreted"
 )
 def compile_command(
-    as_json: bool, emit: str, out: Path | None, check: bool, schedule: str, templates: Path | None, **options: Any
+    as_json: bool,
+    emit: str,
+    out: Path | None,
+    check: bool,
+    schedule: str,
+    templates: Path | None,
+    model: Path | None,
+    tp: str | None,
+    **options: Any,
 ) -> None:
-    """Compile one linear layer to a kernel; no GPU is needed."""
+    """Compile one linear layer to a kernel, or those of a model to a bundle; no GPU is needed."""
     kinds = [kind for kind in emit.split(",") if kind]
     if unknown := set(kinds) - set(KINDS):
         raise W4Error(f"--emit {sorted(unknown)[0]!r} is not one of {', '.join(KINDS)}")
+    if model is not None:
+        if schedule or templates is not None:
+            raise W4Error("--schedule and --templates change one kernel, not those of a model: give them with --shape")
+        return bundled(model, tp or "1", kinds, out, as_json, **options)
+    if tp:
+        raise W4Error("--tp shares out the layers of a model: give --model config.json with it")
     binaries = sorted({"cubin", "hsaco"} & set(kinds))
     if binaries and out is None:
         raise W4Error(f"--emit {binaries[0]} is binary: give --out FOLDER to write it to")
@@ -48,8 +65,7 @@ def compile_command(
     built = toolchain.build(kernel, arch)
     seconds = time.perf_counter() - start
     if kinds:
-        emitted(kernel, built, kinds, out)
-        return
+        return emitted(kernel, built, kinds, out)
     facts = facts_of(kernel, arch, built, seconds, rows)
     facts["chosen"] = f"{picked(problem, arch)[1]}{f', changed by {schedule}' if schedule else ''}"
     passed = True
@@ -61,6 +77,7 @@ def compile_command(
         click.echo(told(facts, kernel))
     if not passed:
         raise SystemExit(1)
+    return None
 
 
 def emitted(kernel: Kernel, built: dict[str, toolchain.Binary], kinds: list[str], out: Path | None) -> None:

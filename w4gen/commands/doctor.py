@@ -7,8 +7,9 @@ import sys
 
 import click
 
-from w4gen import __version__, cache, knobs
+from w4gen import __version__, cache, knobs, toolchain, tuned
 from w4gen.commands.question import as_json, count, detected, table, tell
+from w4gen.schedule.arch import ARCHES
 
 
 @click.command()
@@ -20,6 +21,13 @@ def doctor(as_json: bool) -> None:
         tell(facts)
     else:
         table("what", "found", "needed for", rows=[(name, *row) for name, row in facts.items()])
+
+
+def rows() -> str:
+    """How many tuned rows there are, and of those how many were timed with another Triton."""
+    found = [row for arch in ARCHES for rows in tuned.sources(arch) for row in rows]
+    old = sum(row.triton not in ("", toolchain.version()) for row in found)
+    return f"{count(len(found), 'row')}, {old} timed with another Triton"
 
 
 def diagnosis() -> dict[str, tuple[str, str]]:
@@ -40,5 +48,6 @@ def diagnosis() -> dict[str, tuple[str, str]]:
         "gpu": (detected(), "running kernels (portable: no GPU here)"),
         "gcc": (shutil.which("gcc") or shutil.which("cc") or "missing", "launching kernels (Triton builds its launcher)"),
         "cache": (f"{cache.kernels()} ({count(len(cache.entries()), 'kernel')})", "starting without compiling"),
+        "tuned rows": (rows(), "the fastest schedules that were found"),
         **{knob.name: (knob.read() or "not set", knob.sentence) for knob in knobs.ALL},
     }

@@ -20,6 +20,7 @@ from w4gen.schedule.cost import bounds_us, bytes_moved, matrix_us, operations, t
 from w4gen.schedule.rewrite import pack
 from w4gen.schedule.rules import ways
 from w4gen.schedule.schedule import Schedule
+from w4gen.schedule.space import Candidate, candidates, judged
 from w4gen.schedule.stored import decoded, layout_for, layouts_for
 
 TRIED = (
@@ -36,6 +37,7 @@ def explain(as_json: bool, **options: Any) -> None:
     """Show the path that a shape takes, kernel or fallback, and why others were refused."""
     problem, arch, rows = asked(**options)
     facts = explained(problem, arch, rows)
+    facts |= ranked(problem, arch, Schedule.parse(facts["schedule"]), rows)
     if as_json:
         tell(facts)
         return
@@ -45,6 +47,11 @@ def explain(as_json: bool, **options: Any) -> None:
     table("codes stored as", "bytes", "operations to decode one", "", rows=cells)
     click.echo()
     table("other ways", "", "why", rows=[(each["change"], each["verdict"], each["why"]) for each in facts["others"]])
+    click.echo()
+    cells = [(each["schedule"], *((f"{each['us']:.2f}", each["bound_by"]) if each["us"] else ("-", "-")), each["why"])
+             for each in facts["candidates"]]  # fmt: skip
+    table("candidates", "predicted us", "bound by", "", rows=cells)
+    click.echo(f"{facts['legal']} of {facts['tried']} schedules are legal; times are those of a model and rank them")
 
 
 def explained(problem: Problem, arch: Arch, rows: int) -> dict[str, Any]:
@@ -82,6 +89,38 @@ def explained(problem: Problem, arch: Arch, rows: int) -> dict[str, Any]:
         "orders": orders(problem, stored),
         "others": others(problem, arch, schedule, rows),
     }
+
+
+SHOWN, REFUSED = 6, 3
+"""Candidates of each kind that are shown."""
+
+
+def ranked(problem: Problem, arch: Arch, schedule: Schedule, rows: int) -> dict[str, Any]:
+    """Schedules that the hardware offers, with predicted times: the first ones, the one taken, and some that are refused."""
+    found = candidates(lower(problem), arch, rows)
+    legal = [each for each in found if not each.refused]
+    refused = list({each.refused: each for each in found if each.refused}.values())
+    own = judged(lower(problem), schedule, arch, rows)
+    shown = [each for each in legal if each.schedule != schedule][:SHOWN]
+    told = [{"schedule": "as it is", **_predicted(own, own)}] + [
+        {"schedule": changes(each.schedule, schedule), **_predicted(each, own)} for each in (*shown, *refused[:REFUSED])
+    ]
+    return {"tried": len(found), "legal": len(legal), "candidates": told}
+
+
+def _predicted(each: Candidate, own: Candidate) -> dict[str, Any]:
+    """What the model says of a candidate, and why it is not the one taken."""
+    if each.prediction is None:
+        return {"us": None, "bound_by": "", "why": f"refused: {each.refused}"}
+    facts = each.prediction
+    filled = f"{facts.waves:.2f} waves of {count(facts.resident, 'program')} an SM, {facts.busy:.0%} busy"
+    against = "" if each is own else f", predicted {each.us / own.us:.2f} times the one taken"
+    return {"us": round(each.us, 3), "bound_by": facts.bottleneck, "why": filled + against}
+
+
+def changes(schedule: Schedule, own: Schedule) -> str:
+    """The fields in which a schedule is not the one taken."""
+    return " ".join(sorted(set(str(schedule).split()) - set(str(own).split()), key=str(schedule).index))
 
 
 def orders(problem: Problem, stored: Layout | None) -> list[dict[str, Any]]:

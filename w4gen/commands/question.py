@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import shlex
 import shutil
@@ -48,7 +49,7 @@ def question(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option("--n", type=int, help="outputs (out_features)"),
         click.option("--k", type=int, help="inputs (in_features)"),
-        click.option("--m", type=int, help="rows of x (tokens)"),
+        click.option("--m", help="rows of x (tokens); of a whole model several, as in 1,16"),
         click.option("--shape", help=SHAPE_HELP),
     ):
         command = option(command)
@@ -70,7 +71,7 @@ as_json = click.option("--json", "as_json", is_flag=True, help="print facts as J
 
 def asked(
     shape: str | None,
-    m: int | None,
+    m: str | None,
     k: int | None,
     n: int | None,
     format_name: str,
@@ -84,7 +85,7 @@ def asked(
         raise ShapeError("--shape and --m --n --k both say the sizes: give one of the two")
     if shape is None and None in (m, k, n):
         raise ShapeError(f"no shape: give --shape {SHAPE_HELP}, or --m, --n and --k")
-    sizes = api.parse_shape(shape) if shape is not None else (m, k, n)
+    sizes = api.parse_shape(shape) if shape is not None else (*numbers(m or "", "m", 1), k, n)
     form = load_format(format_name)
     problem = api.problem_of(
         m=int(sizes[0] or 0), k=int(sizes[1] or 0), n=int(sizes[2] or 0), format=form, dtype_name=dtype, bias=bias
@@ -97,6 +98,16 @@ def asked(
     elif layout == "rows":
         problem = replace(problem, layout=layout_for(problem.format, replace(where, fragment=None), problem.n, problem.k))
     return problem, where, rows
+
+
+def numbers(text: str, option: str, most: int = 99) -> list[int]:
+    """The whole numbers that an option lists, as in `1,16`. Raises `ShapeError` on anything else, and on more than `most`."""
+    parts = text.split(",")
+    if not all(re.fullmatch(r"-?\d+", part.strip()) for part in parts):
+        raise ShapeError(f"--{option} {text!r} is not a whole number{' or several, as in 1,16' if most > 1 else ''}")
+    if len(parts) > most:
+        raise ShapeError(f"--{option} {text} is more than one: only a whole model (--model) takes several")
+    return [int(part) for part in parts]
 
 
 def detected() -> str:

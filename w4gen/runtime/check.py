@@ -54,6 +54,7 @@ class Report:
     where: str
     equal: bool
     us: float | None = None
+    calls: int = CALLS
 
     @property
     def passed(self) -> bool:
@@ -61,7 +62,7 @@ class Report:
 
     def __str__(self) -> str:
         verdict = "checked" if self.passed else "WRONG"
-        repeats = f"{CALLS} calls {'equal' if self.equal else 'DIFFERENT'} bit for bit"
+        repeats = f"{self.calls} calls {'equal' if self.equal else 'DIFFERENT'} bit for bit"
         time = "" if self.us is None else f", {self.us:.2f} us a call (cold L2, graph)"
         error = f"error {self.error:.1e} (limit {self.limit:.1e}) on {self.outputs} of {self.of} outputs"
         return f"{verdict} {self.where}: {error}, {repeats}{time}"
@@ -107,7 +108,7 @@ def random_zeros(form: Format, scales: torch.Tensor) -> torch.Tensor | None:
     return zeros.to(torch_dtype(form.zero))
 
 
-def check(kernel: Kernel) -> Report:
+def check(kernel: Kernel, calls: int = CALLS, timed: bool = True) -> Report:
     """Run a kernel on random data at both ends of its bucket, in the mode this process has, and compare with the truth."""
     problem, device = kernel.problem, torch.device("cpu" if interpreted() else "cuda")
     block = kernel.schedule.block_n
@@ -122,7 +123,7 @@ def check(kernel: Kernel) -> Report:
     for m in dict.fromkeys((problem.m[0], min(problem.m[1], MOST))):
         x, w, bias = random_call(kernel, m, held, device)
         results = []
-        for _ in range(CALLS):
+        for _ in range(calls):
             y = torch.full((m, problem.n), torch.nan, dtype=torch_dtype(problem.y), device=device)
             launch(y, x, *w.buffers, bias, m)
             results.append(y[:, :rows])
@@ -131,8 +132,8 @@ def check(kernel: Kernel) -> Report:
         found, allowed = error(results[0], truth, typical(x, w, rows)), limit(kernel.program, m * rows)
         worst, bound = (found, allowed) if not found <= worst * allowed / (bound or 1) else (worst, bound)
     where = "under the interpreter" if interpreted() else f"on {torch.cuda.get_device_name()}"
-    us = None if interpreted() else _time(kernel)
-    return Report(worst, bound, rows, problem.n, where, equal, us)
+    us = _time(kernel) if timed and not interpreted() else None
+    return Report(worst, bound, rows, problem.n, where, equal, us, calls)
 
 
 def _time(kernel: Kernel) -> float:

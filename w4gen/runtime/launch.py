@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -33,7 +34,8 @@ def arch_of(device: torch.device | None = None) -> Arch:
         return ARCHES["portable"]
     if torch.version.hip:
         return ARCHES.get(torch.cuda.get_device_properties(device).gcnArchName.split(":")[0], ARCHES["gfx942"])
-    return for_capability(*torch.cuda.get_device_capability(device))
+    facts = torch.cuda.get_device_properties(device)
+    return replace(for_capability(facts.major, facts.minor), device=facts.name, device_sms=facts.multi_processor_count)
 
 
 def launcher(kernel: Kernel, device: torch.device, n: int = 0) -> Launch:

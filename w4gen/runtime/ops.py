@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from w4gen import knobs
-from w4gen.errors import ShapeError, W4Error
+from w4gen.errors import ForbiddenError, ShapeError, W4Error
 from w4gen.ir.layout import Layout
 from w4gen.ir.problem import Problem
 from w4gen.ir.types import Format
@@ -111,6 +111,8 @@ def _launch(key: Key, device: torch.device) -> Launch | None:
         problem = Problem(m=m, n=n, k=k, format=_format(format), layout=_layout(layout), x=x, y=x, bias=bias)
         try:
             return launcher(compile(problem, arch_of(device)), device)
+        except ForbiddenError:
+            raise
         except W4Error as error:
             why = str(error)
     if knobs.STRICT.number():

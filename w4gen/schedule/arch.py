@@ -40,6 +40,8 @@ class Arch:
     """A GPU architecture. Capacities are per program (shared), per thread (registers) and per GPU (the rest).
 
     matrix_tflops: dense f16 products with f32 sums · lane_tflops: f32 multiply-adds, two operations each · 0: not known.
+    device, device_sms: the GPU present, where one is. Tuned schedules go by them; rules go by `sms`, that of the board, so that
+    kernels made on another machine are the same.
     """
 
     name: str
@@ -56,6 +58,8 @@ class Arch:
     features: frozenset[str] = frozenset({"async_copy", "gluon"})
     matrix_tflops: float = 0.0
     lane_tflops: float = 0.0
+    device: str = ""
+    device_sms: int = 0
 
     def __post_init__(self) -> None:
         if self.backend not in ("cuda", "hip"):
@@ -108,10 +112,17 @@ ARCHES = {
 }
 
 
+RELATIVES = {"sm_87": "sm_86", "sm_103": "sm_100", "sm_121": "sm_120"}
+"""Archs by whose data another one is compiled, for a target of its own: binaries of Blackwell run on their very target only."""
+
+
 def arch(name: str) -> Arch:
     """The arch called `name`. Raises `ArchError` with the nearest name."""
     if name in ARCHES:
         return ARCHES[name]
+    if name in RELATIVES:
+        relative = ARCHES[RELATIVES[name]]
+        return replace(relative, name=name, target=int(name[3:]), board=f"taken for like {relative.board}")
     nearest = (difflib.get_close_matches(name, ARCHES, n=1, cutoff=0) or ["portable"])[0]
     raise ArchError(f"unknown arch {name!r}: the nearest is {nearest}; known are {', '.join(ARCHES)}")
 
@@ -121,4 +132,6 @@ def for_capability(major: int, minor: int) -> Arch:
     exact = f"sm_{major}{minor}"
     older = [a for a in ARCHES.values() if a.backend == "cuda" and isinstance(a.target, int) and a.target // 10 == major]
     fits = [a for a in older if a.name != "portable" and int(str(a.target)) <= 10 * major + minor]
-    return ARCHES.get(exact) or (max(fits, key=lambda a: int(str(a.target))) if fits else ARCHES["portable"])
+    if exact in ARCHES or exact in RELATIVES:
+        return arch(exact)
+    return max(fits, key=lambda a: int(str(a.target))) if fits else ARCHES["portable"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from math import prod
+from dataclasses import dataclass
+from math import ceil, prod
 
 from w4gen.ir.decode import Bitcast, Decode, Except, Narrow, Shift
 from w4gen.ir.layout import Layout
@@ -10,6 +11,7 @@ from w4gen.ir.problem import Problem
 from w4gen.ir.program import Program
 from w4gen.ir.tile import Convert, Dot, Input, Space
 from w4gen.schedule.arch import Arch
+from w4gen.schedule.schedule import Schedule
 
 
 def bytes_moved(program: Program, m: int) -> dict[str, int]:
@@ -58,12 +60,13 @@ def bounds_us(program: Program, arch: Arch, m: int) -> dict[str, float]:
     multiply-adds where the program has them there. A rate that the arch does not state is left out.
     """
     problem, bounds = program.problem, {"bytes": sum(traffic(program, m).values()) / arch.bandwidth_gbs / 1e3}
-    on_lanes = any(op.unit == "lanes" for op in map(program.op, program.of(Dot)) if isinstance(op, Dot))
+    dots = [op for op in map(program.op, program.of(Dot)) if isinstance(op, Dot)]
+    paired = any(op.side == "left" or op.unit == "halves" for op in dots)  # one operation decodes, or multiplies, two
+    on_lanes = any(op.unit in ("lanes", "halves") for op in dots)
     if arch.matrix_tflops and not on_lanes:
         bounds["matrix"] = matrix_us(problem, arch, m)
     if arch.lane_tflops:
-        paired = any(op.side == "left" for op in map(program.op, program.of(Dot)) if isinstance(op, Dot))
-        operations = decoding(program) / (2 if paired else 1) + m * on_lanes
+        operations = (decoding(program) + m * on_lanes) / (2 if paired else 1)
         bounds["lanes"] = 2 * problem.n * problem.k * operations / arch.lane_tflops / 1e6
     return bounds
 
@@ -71,3 +74,83 @@ def bounds_us(program: Program, arch: Arch, m: int) -> dict[str, float]:
 def matrix_us(problem: Problem, arch: Arch, m: int) -> float:
     """Microseconds of the multiply-adds with m rows of x on the arch's matrix cores."""
     return 2 * m * problem.n * problem.k / arch.matrix_tflops / 1e6
+
+
+LATENCY_US = 0.8
+"""Microseconds from asking memory to having the bytes, with the memory busy; of the order that GPUs of all makers have."""
+
+REREAD = 3.0
+"""How many times faster than memory the L2 cache hands x to one program after another."""
+
+REACHED = {"bytes": 0.9, "matrix": 0.5, "lanes": 0.5}
+"""The share of each rate that kernels reach at best, seen on an H200 (docs/results)."""
+
+START_US, OVERLAPPED_US, SECOND_US = 2.0, 0.7, 2.0
+"""Microseconds to start a kernel in a graph, to start one that overlaps the one in front, and for a second function."""
+
+THREADS, REGISTERS = 2048, 65536
+"""Threads, and registers of 32 bits, of an SM."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a model says of one call: microseconds, those of each ceiling, and how the programs fill the GPU.
+
+    ceilings_us: bytes (memory and rereading x), matrix, lanes (decoding) · resident: programs that an SM holds at once · waves:
+    how often all SMs are filled · busy: the share of the GPU's time that has work, through whole waves and SMs without a program.
+    """
+
+    us: float
+    ceilings_us: dict[str, float]
+    resident: int
+    waves: float
+    busy: float
+
+    @property
+    def bottleneck(self) -> str:
+        """The ceiling that is hit first, or `waves` where most of the GPU waits for the last programs."""
+        return "waves" if self.busy < 0.5 else max(self.ceilings_us, key=lambda name: self.ceilings_us[name])
+
+
+def predicted(program: Program, schedule: Schedule, arch: Arch, m: int) -> Prediction:
+    """A time for one call of a scheduled program with m rows of x: the highest of three ceilings, and what comes on top.
+
+    bytes: as much of the bandwidth as the bytes in flight reach, and x from L2 for one program after another · matrix, lanes: as
+    much of the rate as whole waves leave busy. It ranks schedules and is no measurement; rates are those of the data sheet.
+    """
+    problem, dense = program.problem, schedule.unit == "vendor"
+    width = problem.x.bits // 8
+    columns = -(-problem.k // schedule.block_k) if dense else schedule.split_k * -(-m // schedule.block_m)
+    programs = -(-problem.n // schedule.block_n) * columns
+    resident = residents(schedule, arch, width)
+    each, waves = programs / arch.sms, programs / arch.sms / resident
+    busy = waves / ceil(waves) if waves > 1 else each / ceil(each)
+    asked = schedule.block_n * schedule.block_k * problem.format.bits // 8 * schedule.stages
+    flying = min(each, resident) * asked * (schedule.warps if schedule.unit != "lanes" and schedule.template != "gemm" else 1)
+    needed = arch.bandwidth_gbs * 1e3 * LATENCY_US / arch.sms
+    again = 0 if dense else programs * min(m, schedule.block_m) * problem.k // schedule.split_k * width
+    bounds = bounds_us(program, arch, m)
+    ceilings = {name: us / REACHED[name] / busy for name, us in bounds.items()}
+    ceilings["bytes"] = (
+        bounds["bytes"] / REACHED["bytes"] / min(1.0, flying / needed) + again / (REREAD * arch.bandwidth_gbs) / 1e3
+    )
+    second = schedule.split_k > 1 and schedule.sum_at == "global"
+    start = (OVERLAPPED_US if schedule.overlap else START_US) + SECOND_US * (second + dense)
+    return Prediction(start + max(ceilings.values()), ceilings, resident, waves, busy)
+
+
+def residents(schedule: Schedule, arch: Arch, width: int) -> int:
+    """Programs that an SM holds at once, by threads, registers (as many as are allowed or usual) and shared memory."""
+    threads = schedule.warps * arch.warp
+    registers = schedule.maxnreg or min(arch.registers, 128)
+    shared = max(1, declared(schedule, width))
+    return max(1, min(THREADS // threads, REGISTERS // (threads * registers), arch.shared_bytes // shared))
+
+
+def declared(schedule: Schedule, width: int) -> int:
+    """Bytes of shared memory that x takes in a program: a ring of each warp, or the stages of a block; `width` bytes each."""
+    if schedule.unit == "lanes" or schedule.unit == "vendor":
+        return 0
+    if schedule.template == "gemv_mma":
+        return schedule.ring * schedule.warps * schedule.block_m * 64 * width
+    return schedule.stages * schedule.block_m * schedule.block_k * width

@@ -1,0 +1,98 @@
+"""The tuner's search, with made-up times, checks and clocks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from w4gen.errors import ScheduleError
+from w4gen.schedule.search import Found, order, search, shares
+
+
+class Clock:
+    """A clock that goes on by a second for each trial."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def run(
+    us: dict[int, float], seconds: float = 1e9, right: Callable[[int], bool] = lambda each: True, noise: float = 0.0
+) -> Found:
+    """A search over candidates of these times; one of NaN does not run."""
+    clock, chance = Clock(), random.Random(0)
+
+    def time(each: int) -> float:
+        clock.now += 1
+        if us[each] != us[each]:
+            raise ScheduleError(f"{each} does not run")
+        return us[each] * (1 + noise * chance.uniform(-1, 1))
+
+    return search(us, time, right, seconds, clock)
+
+
+def test_the_fastest_wins_and_ties_go_to_the_lowest_id() -> None:
+    assert run({0: 5.0, 1: 3.0, 2: 4.0}) == Found(1, 3.0, 3)
+    assert run({0: 5.0, 1: 3.02, 2: 3.0, 3: 3.01}).winner == 1
+    assert run({0: 5.0, 1: 3.04, 2: 3.0}).winner == 2
+    assert order({3: 1.0, 1: 1.005, 2: 1.02}) == [1, 3, 2]
+
+
+def test_two_noisy_searches_agree_on_candidates_that_are_alike() -> None:
+    times = {each: 10.0 if each < 5 else 12.0 for each in range(10)}
+    assert run(times, noise=0.004).winner == 0
+
+
+def test_what_fails_is_skipped_and_told() -> None:
+    found = run({0: float("nan"), 1: 4.0, 2: float("nan"), 3: 5.0})
+    assert (found.winner, found.trials) == (1, 2)
+    assert found.skipped == ((0, "0 does not run"), (2, "2 does not run"))
+    assert run({0: float("nan")}) == Found(None, 0.0, 0, ((0, "0 does not run"),))
+
+
+def test_a_winner_that_is_wrong_gives_way_to_the_next() -> None:
+    found = run({0: 5.0, 1: 3.0, 2: 4.0}, right=lambda each: each != 1)
+    assert found.winner == 2
+    assert found.skipped == ((1, "its result is not the reference's, or not the same each time"),)
+    assert run({0: 5.0, 1: 3.0}, right=lambda each: False).winner is None
+
+
+def test_a_winner_whose_check_fails_gives_way_too() -> None:
+    def right(each: int) -> bool:
+        if each == 1:
+            raise ScheduleError("no room")
+        return True
+
+    found = run({0: 5.0, 1: 3.0}, right=right)
+    assert (found.winner, found.skipped) == (0, ((1, "no room"),))
+
+
+def test_the_seconds_end_a_search_but_never_before_one_was_timed() -> None:
+    times = {each: 100.0 - each for each in range(50)}
+    assert run(times, seconds=0).trials == 1
+    assert run(times, seconds=0).winner == 0
+    found = run(times, seconds=20)
+    assert found.trials == 14, "seven tenths of the time are for new ones"
+    assert found.winner == 13
+    assert run({0: float("nan"), 1: 1.0}, seconds=0).winner == 1
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, MemoryError])
+def test_what_is_no_error_of_a_candidate_ends_the_search(stop: type[BaseException]) -> None:
+    def time(each: int) -> float:
+        raise stop
+
+    with pytest.raises(stop):
+        search([0, 1], time, bool, 1.0, Clock())
+
+
+def test_shares_add_up_and_go_by_value_with_something_for_everybody() -> None:
+    found = shares([1.0, 3.0, 0.0], 60)
+    assert sum(found) == pytest.approx(60)
+
+    assert found[1] > found[0] > found[2] >= 10

@@ -1,0 +1,136 @@
+"""Candidates from hardware and the model that ranks them: granules, legality, ceilings, waves, and measured times."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from w4gen.api import problem_of
+from w4gen.cli import cli
+from w4gen.ir.lower import lower
+from w4gen.pipeline import made
+from w4gen.schedule.apply import apply
+from w4gen.schedule.arch import ARCHES
+from w4gen.schedule.cost import Prediction, predicted, residents
+from w4gen.schedule.rules import pick
+from w4gen.schedule.schedule import Schedule
+from w4gen.schedule.space import candidates, space
+from w4gen.schedule.stored import layout_for
+
+H200 = ARCHES["sm_90"]
+RESULTS = Path(__file__).parent.parent.parent / "docs" / "results"
+
+
+def prediction(schedule: Schedule, arch: str = "sm_90", m: int = 16, n: int = 4096, k: int = 4096, **asked: Any) -> Prediction:
+    program = lower(problem_of(m=m, n=n, k=k, **asked))
+    return predicted(apply(program, schedule, ARCHES[arch]), schedule, ARCHES[arch], m)
+
+
+GEMM = Schedule(template="gemm", block_m=16, block_n=64, block_k=128, unit="mma", side="left", stages=3)
+
+
+CASES = [("int4_g128", 1, "sm_90"), ("nf4_g64", 8, "sm_90"), ("int4_g128", 64, "sm_80"), ("int3_g128", 1, "gfx942")]
+
+
+@pytest.mark.parametrize(("form", "m", "arch"), [*CASES, ("int4_g128", 8, "portable")])
+def test_candidates_are_many_legal_ones_in_order_and_hold_what_the_rules_pick(form: str, m: int, arch: str) -> None:
+    problem = problem_of(m=m, n=1024, k=2048, format=form)
+    program, target = lower(problem), ARCHES[arch]
+    found = candidates(program, target, m)
+    legal = [each for each in found if not each.refused]
+    assert len(legal) >= 10
+    assert [each.us for each in found] == sorted(each.us for each in found)
+    assert pick(program, target) in [each.schedule for each in legal]
+    assert len({each.schedule for each in found}) == len(found)
+    assert all(each.refused or 0 < each.us < 1e6 for each in found)
+    assert found == candidates(program, target, m), "two processes agree"
+    layout = layout_for(problem.format, target, 1024, 2048)
+    if layout.row_units() is None:
+        assert all(each.block_n % layout.block["n"] == each.block_k % layout.block["k"] == 0 for each in space(program, target))
+
+
+@pytest.mark.parametrize(("m", "arch"), [(1, "sm_90"), (8, "sm_90"), (64, "sm_90"), (1, "portable"), (512, "gfx942")])
+def test_what_is_legal_has_a_text(m: int, arch: str) -> None:
+    """The first ones, which a tuner tries; each is a kernel of its own."""
+    program, target = lower(problem_of(m=m, n=1024, k=2048)), ARCHES[arch]
+    first = [each for each in candidates(program, target, m) if not each.refused][:12]
+    assert len({made(program, each.schedule, target).source for each in first}) == 12
+
+
+def test_what_a_template_cannot_do_is_refused_in_words() -> None:
+    reasons = {
+        each.refused for m, arch in ((8, "sm_90"), (64, "sm_90"), (512, "gfx942"))
+        for each in candidates(lower(problem_of(m=m, n=1024, k=2048)), ARCHES[arch], m)
+    }  # fmt: skip
+    for words in ("bytes of shared memory, sm_90 has 49152", "8 warps of 16 outputs each are more", "computes all rows of x"):
+        assert any(words in reason for reason in reasons), words
+
+
+def test_a_program_more_than_whole_waves_costs_a_wave() -> None:
+    whole, more = (prediction(GEMM, m=128, n=n, k=4096) for n in (64 * 132, 64 * 133))
+    assert (whole.waves, whole.busy) == (pytest.approx(132 * 8 / 132 / whole.resident), 1.0)
+    assert more.busy < 1.0
+    assert more.ceilings_us["matrix"] > 1.05 * whole.ceilings_us["matrix"]
+
+
+def test_few_programs_leave_most_of_a_gpu_idle() -> None:
+    alone = prediction(GEMM, n=64)
+    assert alone.busy == pytest.approx(1 / 132)
+    assert alone.bottleneck == "waves"
+    assert prediction(replace(GEMM, split_k=8), n=1024).ceilings_us["bytes"] < prediction(GEMM, n=1024).ceilings_us["bytes"]
+
+
+def test_an_sm_holds_what_its_threads_registers_and_shared_memory_allow() -> None:
+    assert residents(replace(GEMM, warps=4), H200, 2) == 4  # 128 registers for each of 128 threads
+    assert residents(replace(GEMM, warps=4, maxnreg=64), H200, 2) == 8
+    assert residents(replace(GEMM, warps=16, maxnreg=32), H200, 2) == 4
+    assert residents(replace(GEMM, block_m=64, block_k=512, stages=3), H200, 2) == 1  # 192 KB of x
+    assert residents(replace(GEMM, warps=4), ARCHES["gfx942"], 2) == 2  # warps of 64
+
+
+def test_each_ceiling_can_be_the_one_that_is_hit() -> None:
+    assert prediction(GEMM, m=16, n=8192, k=8192).bottleneck == "bytes"
+    assert prediction(replace(GEMM, block_m=64), m=128, n=8192, k=8192).bottleneck == "matrix"
+    lanes = Schedule(template="gemv", block_n=4, block_k=1024, warps=1)
+    assert prediction(lanes, "portable", m=1, n=8192, k=8192, format="nf4_g64", dtype_name="bfloat16").bottleneck == "lanes"
+
+
+def measured() -> list[tuple[float, float]]:
+    """(measured, predicted) microseconds of every committed row."""
+    found = []
+    for path in sorted(RESULTS.glob("*-h200.json")):
+        for row in json.loads(path.read_text())["rows"]:
+            dtype = {"f16": "float16", "bf16": "bfloat16"}[row["dtype"]]
+            asked = {"m": row["m"], "n": row["n"], "k": row["k"], "format": row["format"], "dtype_name": dtype}
+            found.append((row["us"], prediction(Schedule.parse(row["schedule"]), **asked).us))
+    return found
+
+
+def test_the_order_of_predictions_is_that_of_times() -> None:
+    """Spearman's rank correlation, over what was measured on an H200: shapes of known models, M = 1 … 128, five formats."""
+    pairs = np.array(measured())
+    assert len(pairs) >= 100
+    ranks = [np.argsort(np.argsort(column)) for column in pairs.T]
+    assert np.corrcoef(*ranks)[0, 1] > 0.9
+    assert np.exp(np.std(np.log(pairs[:, 1] / pairs[:, 0]))) < 1.6, "typical factor between a prediction and a time"
+
+
+def test_explain_shows_candidates_and_why_they_lost() -> None:
+    done = CliRunner().invoke(cli, ["explain", "--shape", "8x4096x4096", "--arch", "sm_90", "--json"])
+    facts = json.loads(done.output)
+    own, *others = facts["candidates"]
+    assert own["schedule"] == "as it is"
+    assert own["us"] > 0
+    assert {"us", "bound_by", "why"} <= set(own)
+    assert any("times the one taken" in each["why"] for each in others)
+    assert any(each["why"].startswith("refused: x takes") for each in others)
+    assert 0 < facts["legal"] < facts["tried"]
+    words = CliRunner().invoke(cli, ["explain", "--shape", "8x4096x4096", "--arch", "sm_90"]).output
+    assert "candidates" in words
+    assert f"{facts['legal']} of {facts['tried']} schedules are legal" in words

@@ -1,0 +1,141 @@
+"""Tuned rows: files of records; near devices, merging, what is ignored and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import w4gen
+from w4gen import toolchain, tuned
+from w4gen.api import problem_of
+from w4gen.cli import cli
+from w4gen.errors import CacheError
+from w4gen.schedule.arch import ARCHES
+from w4gen.schedule.schedule import Schedule
+from w4gen.tuned import Row
+
+PROBLEM = problem_of(m=1, n=256, k=1536)
+HALF = Schedule.parse("template=gemv_half block_n=16 block_k=128 unit=halves warps=2 overlap=1")
+ROW = Row(
+    question=tuned.question(PROBLEM), schedule=HALF, device="NVIDIA H200", sms=132, us=2.5, floor_us=2.0, trials=30,
+    date="2026-11-30", triton="3.6.0", w4gen="0.1.0", text="ab",
+)  # fmt: skip
+
+
+def test_rows_are_readable_json_and_come_back(tmp_path: Path) -> None:
+    other = replace(ROW, question="another", device="")
+    path = tmp_path / "sm_90.json"
+    path.write_bytes(tuned.dump([ROW, other]))
+    assert tuned.load(path) == (other, ROW), "in the order of their questions"
+    (_, facts) = json.loads(path.read_text())["rows"]
+    assert facts["device"] == "NVIDIA H200"
+    assert facts["schedule"] == str(HALF)
+    assert (facts["us"], facts["floor_us"], facts["trials"], facts["date"], facts["triton"]) == (
+        2.5,
+        2,
+        30,
+        "2026-11-30",
+        "3.6.0",
+    )
+
+
+def test_fields_of_other_versions_are_ignored_and_missing_ones_have_defaults() -> None:
+    data = {"rows": [{"question": "q", "schedule": str(HALF), "watts": 3}], "more": 1}
+    assert tuned.parse("f", json.dumps(data).encode()) == (Row(question="q", schedule=HALF),)
+
+
+@pytest.mark.parametrize(
+    ("device", "sms", "found"),
+    [
+        ("NVIDIA H200", 132, "exact"),
+        ("NVIDIA H100 80GB HBM3", 132, "near"),
+        ("NVIDIA H100 PCIe", 114, None),
+        ("", 0, "near"),  # no GPU: that of the arch's board, which has as many SMs
+    ],
+)
+def test_a_row_holds_on_its_device_and_on_those_with_as_many_sms(
+    device: str, sms: int, found: str | None, fresh_cache: Path
+) -> None:
+    near = replace(ROW, device="another", schedule=replace(HALF, warps=4))
+    tuned.save("sm_90", [near, ROW])
+    arch = replace(ARCHES["sm_90"], device=device, device_sms=sms)
+    row = tuned.tuned(PROBLEM, arch)
+    assert (row is not None) == (found is not None)
+    assert found != "exact" or row == ROW
+    assert tuned.tuned(problem_of(m=2, n=256, k=1536), arch) is None
+
+
+def test_a_fast_row_is_used_with_the_triton_that_it_was_timed_with_only(
+    fresh_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuned.save("sm_90", [ROW])
+    assert w4gen.compile("1x1536x256", arch="sm_90").schedule == HALF
+    monkeypatch.setattr("w4gen.pipeline.version", lambda: "3.6.1")
+    monkeypatch.setattr(toolchain, "version", lambda: "3.6.1")
+    assert w4gen.compile("1x1536x256", arch="sm_90").schedule != HALF
+
+
+def test_of_two_rows_the_newer_counts_then_that_of_more_trials_then_the_first() -> None:
+    newer, longer = replace(ROW, date="2026-12-01", us=9.0), replace(ROW, trials=31)
+    alike = replace(ROW, us=1.0)
+    assert tuned.merged([ROW], [newer]) == tuned.merged([newer], [ROW]) == (newer,)
+    assert tuned.merged([ROW], [longer]) == tuned.merged([longer], [ROW]) == (longer,)
+    assert tuned.merged([ROW], [alike]) == (ROW,)
+    other = replace(ROW, device="NVIDIA H100")
+    assert set(tuned.merged([ROW], [other])) == {ROW, other}
+
+
+def test_merge_and_diff_on_the_command_line(fresh_cache: Path, tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "a" / "sm_90.json", tmp_path / "b" / "sm_90.json"
+    changed = replace(ROW, schedule=replace(HALF, warps=4), date="2026-12-01", us=2.25)
+    for path, rows in ((ours, [ROW]), (theirs, [changed, replace(ROW, question="q")])):
+        path.parent.mkdir()
+        path.write_bytes(tuned.dump(rows))
+    run = CliRunner()
+    told = run.invoke(cli, ["cache", "diff", str(ours), str(theirs)]).output
+    assert "2 differences" in told
+    (line,) = [line for line in told.splitlines() if line.startswith(ROW.question)]
+    assert "warps=2" in line
+    assert "warps=4" in line
+    assert "2.50" in line
+    assert "2.25" in line
+    assert "0 differences" in run.invoke(cli, ["cache", "diff", str(ours), str(ours)]).output
+    told = run.invoke(cli, ["cache", "merge", str(ours), str(theirs)]).output
+    assert "1 row of" in told
+    assert "2 rows of" in told
+    assert set(tuned.load(tuned.path_of("sm_90"))) == {changed, replace(ROW, question="q")}
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff", b'{"rows": {}}', b'{"rows": [{"question": "q"}]}', b"[" * 99_999])
+def test_a_damaged_file_is_refused_by_name(data: bytes, fresh_cache: Path, tmp_path: Path) -> None:
+    """Also where it would be written over."""
+    path = tmp_path / "sm_90.json"
+    path.write_bytes(data)
+    with pytest.raises(CacheError, match=f"{path} is not a file of tuned schedules"):
+        tuned.load(path)
+    done = CliRunner().invoke(cli, ["cache", "merge", str(path)], standalone_mode=False)
+    assert isinstance(done.exception, CacheError)
+    tuned.path_of("sm_90").parent.mkdir(parents=True)
+    tuned.path_of("sm_90").write_bytes(data)
+    with pytest.raises(CacheError, match="is not a file of tuned schedules"):
+        tuned.save("sm_90", [ROW])
+    assert tuned.path_of("sm_90").read_bytes() == data
+
+
+def test_rows_that_cannot_be_read_or_written_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CacheError, match="cannot be read"):
+        tuned.load(tmp_path / "nowhere.json")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("W4GEN_CACHE", str(tmp_path / "file"))
+    with pytest.raises(CacheError, match="cannot be written"):
+        tuned.save("sm_90", [ROW])
+
+
+def test_the_doctor_counts_rows_and_the_old_ones(fresh_cache: Path) -> None:
+    tuned.save("sm_90", [ROW, replace(ROW, question="q", triton="3.5.0"), replace(ROW, question="r", triton="")])
+    told = json.loads(CliRunner().invoke(cli, ["doctor", "--json"]).output)
+    assert told["tuned rows"][0] == "3 rows, 1 timed with another Triton"

@@ -1,0 +1,88 @@
+"""The search of a tuner as a function of what it may call: a time for a candidate, a check of a winner, a clock."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from w4gen.errors import W4Error
+
+TIE = 0.01
+"""Times that differ by a smaller share are equal, and the lowest id wins: so that two processes agree."""
+
+FINALISTS, TURNS = 4, 3
+"""Candidates that are timed again, and how often."""
+
+FIRST = 0.7
+"""The share of the seconds after which no new candidate is begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a search came to: the winner's id (None where none was accepted), its time, how many were timed, who was skipped."""
+
+    winner: int | None
+    us: float
+    trials: int
+    skipped: tuple[tuple[int, str], ...] = ()
+
+
+def search(
+    ids: Iterable[int],
+    time: Callable[[int], float],
+    accept: Callable[[int], bool],
+    seconds: float,
+    clock: Callable[[], float],
+) -> Found:
+    """Time candidates in the order given while seconds last (the first always), the best again; accept the first that is right.
+
+    A candidate whose `time` or `accept` raises `W4Error` is skipped with its message; anything else ends the search.
+    """
+    start, times, skipped = clock(), dict[int, list[float]](), list[tuple[int, str]]()
+
+    def timed(each: int) -> None:
+        try:
+            times.setdefault(each, []).append(time(each))
+        except W4Error as error:
+            times.pop(each, None)
+            skipped.append((each, str(error)))
+
+    for each in ids:
+        if times and clock() - start >= FIRST * seconds:
+            break
+        timed(each)
+    for _ in range(TURNS - 1):
+        for each in order(medians(times))[:FINALISTS]:
+            if clock() - start < seconds:
+                timed(each)
+    final = medians(times)
+    for each in order(final):
+        try:
+            if accept(each):
+                return Found(each, final[each], len(times), tuple(skipped))
+            skipped.append((each, "its result is not the reference's, or not the same each time"))
+        except W4Error as error:
+            skipped.append((each, str(error)))
+    return Found(None, 0.0, len(times), tuple(skipped))
+
+
+def medians(times: dict[int, list[float]]) -> dict[int, float]:
+    """One time for each candidate."""
+    return {each: statistics.median(taken) for each, taken in times.items() if taken}
+
+
+def order(times: dict[int, float]) -> list[int]:
+    """Candidates from the fastest on; of those that tie with the fastest left, the lowest id."""
+    left, found = dict(times), list[int]()
+    while left:
+        least = min(left.values())
+        found.append(min(each for each, us in left.items() if us <= least * (1 + TIE)))
+        del left[found[-1]]
+    return found
+
+
+def shares(values: Sequence[float], seconds: float) -> list[float]:
+    """The seconds of each question: half of them alike, half by value."""
+    total = sum(values) or 1.0
+    return [seconds * (0.5 / len(values) + 0.5 * value / total) for value in values]

@@ -1,0 +1,174 @@
+"""Tuned schedules on disk: `tuned/ARCH.json`, rows that say which question they answer on which device, and how they were found.
+
+A row records versions and does not go by them: it is used where its schedule is still legal. Files are read whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import filelock
+
+from w4gen import bundle, cache, paths
+from w4gen.errors import CacheError, W4Error
+from w4gen.ir.problem import Problem
+from w4gen.schedule.arch import Arch
+from w4gen.schedule.schedule import Schedule
+
+log = logging.getLogger("w4gen")
+KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float)}
+"""What JSON has for a field that is no text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A schedule that was the fastest of some trials, for one question on one device.
+
+    sms: of the device · us, floor_us: microseconds of a call, and of only reading its bytes · text: the address of the kernel
+    that was timed · the rest: when and with what. A row without a device holds on all.
+    """
+
+    question: str
+    schedule: Schedule
+    device: str = ""
+    sms: int = 0
+    us: float = 0.0
+    floor_us: float = 0.0
+    trials: int = 0
+    date: str = ""
+    triton: str = ""
+    w4gen: str = ""
+    text: str = ""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What tells rows of one arch apart."""
+        return self.question, self.device
+
+    def facts(self) -> dict[str, Any]:
+        """The row as JSON has it."""
+        return asdict(self) | {"schedule": str(self.schedule)}
+
+    @classmethod
+    def read(cls, facts: Any) -> Row:
+        """The row that `facts` wrote; fields of other versions are ignored. Raises `ValueError` or `W4Error` on anything else."""
+        if not isinstance(facts, dict) or not {"question", "schedule"} <= set(facts):
+            raise ValueError(f"a row is an object with a question and a schedule, not {facts!r:.60}")
+        known = {field.name: facts[field.name] for field in fields(cls) if field.name in facts}
+        kinds = {field.name: KINDS.get(str(field.type), (str,)) for field in fields(cls)}
+        wrong = [name for name, value in known.items() if not isinstance(value, kinds[name])]
+        if wrong:
+            raise ValueError(f"{wrong[0]}={known[wrong[0]]!r:.60} of the row {facts['question']!r:.60} is of the wrong type")
+        return cls(**known | {"schedule": Schedule.parse(known["schedule"])})
+
+
+def question(problem: Problem) -> str:
+    """What a tuned row answers."""
+    return f"m={problem.m[0]}..{problem.m[1]} n={problem.n} k={problem.k} {problem.format} {problem.x}->{problem.y}"
+
+
+def tuned(problem: Problem, arch: Arch) -> Row | None:
+    """The stored winner for a question, or None: of the device itself, else of one with as many SMs.
+
+    The bundle in use is asked first, then the cache, then what came with the package. A damaged file is told and passed over.
+    """
+    asked, sms = question(problem), arch.device_sms or arch.sms
+    for rows in sources(arch.name):
+        found = [row for row in rows if row.question == asked and (not row.device or arch.device == row.device or sms == row.sms)]
+        if found:
+            return max(found, key=lambda row: row.device == arch.device)
+    return None
+
+
+def sources(arch: str) -> Iterator[tuple[Row, ...]]:
+    """The rows of an arch, place by place, in the order in which they are asked."""
+    name = f"tuned/{arch}.json"
+    bundled = bundle.opened().get(name)
+    if bundled is not None:
+        yield _told(str(paths.bundle()), bundled)
+    for folder in dict.fromkeys((paths.cache(), paths.shipped())):
+        try:
+            yield _told(str(folder / name), (folder / name).read_bytes())
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            log.warning("%s cannot be read: %s", folder / name, error)
+
+
+@lru_cache(maxsize=16)
+def _told(name: str, data: bytes) -> tuple[Row, ...]:
+    """The rows of a file, none where it is damaged, which is told once."""
+    try:
+        return parse(name, data)
+    except CacheError as error:
+        log.warning("%s", error)
+        return ()
+
+
+def parse(name: str, data: bytes) -> tuple[Row, ...]:
+    """The rows that a file's bytes hold. Raises `CacheError` that names it where they are no rows."""
+    try:
+        rows = json.loads(data)["rows"]
+        if not isinstance(rows, list):
+            raise ValueError(f"rows are a list, not {rows!r:.60}")
+        return tuple(map(Row.read, rows))
+    except (ValueError, LookupError, TypeError, RecursionError, W4Error) as error:
+        raise CacheError(f"{name} is not a file of tuned schedules ({error}): remove it or tune again") from error
+
+
+def load(path: Path) -> tuple[Row, ...]:
+    """The rows of a file. Raises `CacheError` that names it where it is not there or is damaged."""
+    try:
+        return parse(str(path), path.read_bytes())
+    except OSError as error:
+        raise CacheError(
+            f"{path} cannot be read ({error.strerror}): name a file of tuned schedules, as tuned/sm_90.json"
+        ) from error
+
+
+def dump(rows: Iterable[Row]) -> bytes:
+    """The file of some rows, in the order of their questions."""
+    ordered = sorted(rows, key=lambda row: row.key)
+    return (json.dumps({"rows": [row.facts() for row in ordered]}, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def merged(*files: Iterable[Row]) -> tuple[Row, ...]:
+    """The rows of several files. Of two for one question and device: the newer, then that of more trials, then the first."""
+    best: dict[tuple[str, str], Row] = {}
+    for row in (row for rows in files for row in rows):
+        held = best.get(row.key)
+        if held is None or (row.date, row.trials) > (held.date, held.trials):
+            best[row.key] = row
+    return tuple(best.values())
+
+
+def diff(old: Iterable[Row], new: Iterable[Row]) -> list[tuple[Row | None, Row | None]]:
+    """What two files say differently: pairs of rows for one question and device, None where a file has none."""
+    before, after = ({row.key: row for row in rows} for rows in (old, new))
+    keys = sorted(before.keys() | after.keys())
+    pairs = [(before.get(key), after.get(key)) for key in keys]
+    return [(a, b) for a, b in pairs if a is None or b is None or a.schedule != b.schedule]
+
+
+def path_of(arch: str) -> Path:
+    """The file that rows of an arch are written to."""
+    return paths.cache() / "tuned" / f"{arch}.json"
+
+
+def save(arch: str, rows: Iterable[Row]) -> Path:
+    """Merge rows into the cache's file of an arch. Raises `CacheError` where that file is damaged or cannot be written."""
+    path = path_of(arch)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(f"{path}.lock", timeout=60):
+            held = load(path) if path.exists() else ()
+            cache.replace(path, dump(merged(held, rows)))
+    except (OSError, filelock.Timeout) as error:
+        raise CacheError(f"{path} cannot be written ({error}): set W4GEN_CACHE to a folder that can") from error
+    return path
