@@ -11,7 +11,7 @@ from w4gen.formats import named
 from w4gen.ir.layout import Layout
 from w4gen.ir.types import Format
 from w4gen.runtime import dtypes
-from w4gen.runtime.ops import stored_for
+from w4gen.runtime.ops import VERSION, stored_for
 from w4gen.runtime.weight import Weight
 
 
@@ -31,11 +31,8 @@ def _call(
     x: torch.Tensor, buffers: tuple[torch.Tensor, ...], bias: torch.Tensor | None, n: int, format: str, layout: str
 ) -> torch.Tensor:
     """The op, for x of any number of dimensions and rows."""
-    rows = x.reshape(-1, x.shape[-1])
-    if rows.shape[0] == 0:
-        return x.new_empty((*x.shape[:-1], n))
-    bias = bias if bias is None or bias.dtype == x.dtype else bias.to(x.dtype)
-    return torch.ops.w4gen.linear(rows, list(buffers), bias, n, format, layout).reshape(*x.shape[:-1], n)
+    y = torch.ops.w4gen.linear(x.reshape(-1, x.shape[-1]), list(buffers), bias, n, format, layout, VERSION)
+    return y.reshape(*x.shape[:-1], n)
 
 
 def _check(

@@ -1,7 +1,8 @@
-"""The one stable op, `torch.ops.w4gen.linear`, with its kernels for CUDA, CPU and shape inference.
+"""The one stable op, `torch.ops.w4gen.linear`, with what each part of PyTorch asks of it: CUDA, CPU, shapes, autocast, vmap.
 
-The op takes tensors plus format and layout as strings, so a graph that holds it describes itself. On a GPU it looks up the
-launch of (device, dtype, bucket, weight); a miss compiles. Shapes without a kernel take the fallback: dequantize, then matmul.
+The op takes tensors plus format and layout as strings and the version of its schema, so a graph that holds it describes itself.
+On a GPU it looks up the launch of (device, dtype, bucket, weight); a miss compiles. Shapes without a kernel take the fallback:
+dequantize, then matmul. `linear_dx` is its gradient with respect to x, an op too, so that traced graphs hold no dequantization.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ from w4gen.toolchain import interpreted
 
 log = logging.getLogger("w4gen")
 library = torch.library.Library("w4gen", "DEF")
-library.define("linear(Tensor x, Tensor[] weight, Tensor? bias, int n, str format, str layout) -> Tensor")
+library.define("linear(Tensor x, Tensor[] weight, Tensor? bias, int n, str format, str layout, int version) -> Tensor")
+library.define("linear_dx(Tensor dy, Tensor[] weight, int k, str format, str layout, int version) -> Tensor")
+VERSION = 1
+"""Of both schemas: what their arguments mean. Graphs that were saved under another are refused."""
 Key = tuple[int | None, torch.dtype, tuple[int, int], int, int, str, str, bool]
 LAUNCHES: dict[Key, Launch | None] = {}
 """Launches by question; None where the fallback answers."""
@@ -40,9 +44,13 @@ def on_gpu(
     n: int,
     format: str,
     layout: str,
+    version: int = VERSION,
 ) -> torch.Tensor:
     """x [M, K] -> y [M, N] by a generated kernel."""
+    _current(version)
     m, k = x.shape
+    if m == 0:
+        return x.new_empty((0, n))
     key = (x.device.index, x.dtype, bucket(m), n, k, format, layout, bias is not None)
     try:
         launch = LAUNCHES[key]
@@ -51,7 +59,7 @@ def on_gpu(
     if launch is None:
         return fallback(x, weight, bias, n, format, layout)
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
-    launch(y, aligned(x), *weight, bias, m)
+    launch(y, aligned(x), *weight, bias if bias is None or bias.dtype == x.dtype else bias.to(x.dtype), m)
     return y
 
 
@@ -62,11 +70,13 @@ def fallback(
     n: int,
     format: str,
     layout: str,
+    version: int = VERSION,
 ) -> torch.Tensor:
     """x [M, K] -> y [M, N]: the whole weight dequantized, then a matmul; in f32 on a CPU, in x's type on a GPU."""
+    _current(version)
     wide = torch.float32 if x.device.type == "cpu" else x.dtype
     w = dequantize(weight, _format(format), _layout(layout), n, x.shape[1], wide)
-    y = torch.nn.functional.linear(x.to(wide), w, None if bias is None else bias.to(wide))
+    y = torch.nn.functional.linear(x.to(wide), w, None if bias is None else bias.to(x.dtype).to(wide))
     return y.to(x.dtype)
 
 
@@ -75,31 +85,82 @@ def on_cpu(*call: Any) -> torch.Tensor:
     return on_gpu(*call) if interpreted() else fallback(*call)
 
 
-def fake(x: torch.Tensor, weight: Any, bias: Any, n: int, *rest: Any) -> torch.Tensor:
-    """The shape of the result."""
-    return x.new_empty((x.shape[0], n))
+def input_gradient(
+    dy: torch.Tensor, weight: list[torch.Tensor], k: int, format: str, layout: str, version: int = VERSION
+) -> torch.Tensor:
+    """dy [M, N] -> dx [M, K] = dy · w: the whole weight dequantized, then a matmul; in f32 on a CPU, in dy's type on a GPU."""
+    _current(version)
+    wide = torch.float32 if dy.device.type == "cpu" else dy.dtype
+    return (dy.to(wide) @ dequantize(weight, _format(format), _layout(layout), dy.shape[1], k, wide)).to(dy.dtype)
 
 
-library.impl("linear", on_gpu, "CUDA")
-library.impl("linear", on_cpu, "CPU")
-torch.library.register_fake("w4gen::linear", fake, lib=library)
+def shape_of(rows: torch.Tensor, weight: Any, *rest: Any) -> torch.Tensor:
+    """The shape of either op's result: as many rows, of as many columns as the first number says."""
+    return rows.new_empty((rows.shape[0], next(each for each in rest if isinstance(each, int))))
+
+
+def autocast(x: torch.Tensor, weight: list[torch.Tensor], bias: torch.Tensor | None, *rest: Any) -> torch.Tensor:
+    """x and the bias in autocast's type, as `nn.Linear` has them; the weight as it is stored."""
+    kind = torch.get_autocast_dtype(x.device.type)
+    with torch.autocast(x.device.type, enabled=False):
+        return torch.ops.w4gen.linear(x.to(kind), weight, None if bias is None else bias.to(kind), *rest)
+
+
+def vmapped(op: Any) -> Any:
+    """The rule of vmap for an op whose first operand may have another dimension: its rows are one after the other."""
+
+    def rule(info: Any, dims: tuple[Any, ...], rows: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, int]:
+        if any(dim is not None for dim in torch.utils._pytree.tree_leaves(dims[1:])):
+            raise ShapeError("vmap over weights or biases of w4gen layers is not there: map over x alone, or loop over layers")
+        rows = rows.movedim(dims[0], 0)
+        y = op(rows.flatten(0, 1), *rest)
+        return y.unflatten(0, rows.shape[:2]), 0
+
+    return rule
 
 
 def remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     """Keep what the gradient needs."""
-    x, weight, _, ctx.n, ctx.format, ctx.layout = inputs
+    x, weight, _, _, *ctx.how = inputs
     ctx.k = x.shape[1]
     ctx.save_for_backward(*weight)
 
 
-def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    """dX = dY · W, by the whole weight dequantized in the gradient's type, and the bias' gradient; a weight has none."""
-    form, layout = _format(ctx.format), _layout(ctx.layout)
-    dx = grad @ dequantize(ctx.saved_tensors, form, layout, ctx.n, ctx.k, grad.dtype) if ctx.needs_input_grad[0] else None
-    return dx, [None] * len(ctx.saved_tensors), grad.sum(0) if ctx.needs_input_grad[2] else None, None, None, None
+def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+    """dX = dY · W and the bias' gradient; a weight has none."""
+    weight = list(ctx.saved_tensors)
+    dx = torch.ops.w4gen.linear_dx(dy, weight, ctx.k, *ctx.how) if ctx.needs_input_grad[0] else None
+    return dx, [None] * len(weight), dy.sum(0) if ctx.needs_input_grad[2] else None, None, None, None, None
 
 
-torch.library.register_autograd("w4gen::linear", backward, setup_context=remember, lib=library)
+def remember_dx(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    """Keep what the gradient of a gradient needs."""
+    dy, weight, _, *ctx.how = inputs
+    ctx.n = dy.shape[1]
+    ctx.save_for_backward(*weight)
+
+
+def backward_dx(ctx: Any, ddx: torch.Tensor) -> tuple[Any, ...]:
+    """dX is linear in dY, so the gradient of that is the layer itself."""
+    weight = list(ctx.saved_tensors)
+    return torch.ops.w4gen.linear(ddx, weight, None, ctx.n, *ctx.how), [None] * len(weight), None, None, None, None
+
+
+library.impl("linear", on_gpu, "CUDA")
+library.impl("linear", on_cpu, "CPU")
+library.impl("linear_dx", input_gradient, "CUDA")
+library.impl("linear_dx", input_gradient, "CPU")
+for kind in ("CUDA", "CPU"):
+    library.impl("linear", autocast, f"Autocast{kind}")
+for name, gradient, kept in (("linear", backward, remember), ("linear_dx", backward_dx, remember_dx)):
+    torch.library.register_fake(f"w4gen::{name}", shape_of, lib=library)
+    torch.library.register_autograd(f"w4gen::{name}", gradient, setup_context=kept, lib=library)
+    torch.library.register_vmap(f"w4gen::{name}", vmapped(getattr(torch.ops.w4gen, name)), lib=library)
+
+
+def _current(version: int) -> None:
+    if version != VERSION:
+        raise W4Error(f"this graph calls version {version} of w4gen.linear; this w4gen has {VERSION}: export the model again")
 
 
 def _launch(key: Key, device: torch.device) -> Launch | None:
