@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from w4gen.errors import ShapeError
+from w4gen.errors import FormatError, ShapeError
 from w4gen.formats import named
 from w4gen.ir.layout import Layout
 from w4gen.ir.types import Format
@@ -49,11 +51,27 @@ def _check(
         raise ShapeError(f"out is {out.dtype}{list(out.shape)} on {out.device}; y is {x.dtype}{[*x.shape[:-1], n]} on {x.device}")
 
 
+def _attribute(part: str) -> str:
+    """What the buffer of a part of a weight is called in a layer."""
+    return part.replace(".", "_")
+
+
+def _described(state: torch.Tensor) -> tuple[Format, Layout, int, int]:
+    """The format, the layout and the sizes [n, k] that a layer's extra state tells. Raises `FormatError` for another text."""
+    try:
+        told = json.loads(bytes(state.tolist()))
+        return Format.parse(told["format"]), Layout.parse(told["layout"]), told["n"], told["k"]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FormatError(
+            f"the extra state of a layer does not say how its weight is stored ({error}): save the model again"
+        ) from error
+
+
 class Linear(torch.nn.Module):
     """A linear layer over a quantized weight: `y[..., N] = x[..., K] · wᵀ + bias[N]`.
 
-    Buffers are those of the Weight, `codes`, `scale` and so on (`scale.scale` is called `scale_scale`); the format and the layout
-    travel in the state dict beside them. Gradients reach x and the bias, not the weight.
+    Buffers are those of the Weight, `codes`, `scale` and so on (`scale.scale` is called `scale_scale`); the format, the layout
+    and the sizes travel in the state dict beside them, in a tensor of bytes. Gradients reach x and the bias, not the weight.
     """
 
     codes: torch.Tensor
@@ -61,13 +79,17 @@ class Linear(torch.nn.Module):
 
     def __init__(self, weight: Weight, bias: torch.Tensor | None = None) -> None:
         super().__init__()
-        self.in_features, self.out_features, self.format = weight.k, weight.n, weight.format
+        self.in_features, self.out_features = weight.k, weight.n
         self.register_buffer("bias", None if bias is None else bias.detach().clone())
         self._hold(weight)
 
     @classmethod
     def from_float(cls, linear: torch.nn.Linear, format: str | Format) -> Linear:
-        """Quantize an `nn.Linear` by rounding to nearest; its bias is kept as it is."""
+        """Quantize an `nn.Linear` by rounding to nearest; its bias is kept. Raises `ShapeError` where it is quantized."""
+        if isinstance(linear, Linear):
+            raise ShapeError(
+                f"the layer is quantized already ({linear.format.label}): keep it, or give the layer it was made from"
+            )
         return cls(Weight.from_float(linear.weight.detach(), named(format)), linear.bias)
 
     @property
@@ -77,11 +99,19 @@ class Linear(torch.nn.Module):
 
     def _hold(self, weight: Weight) -> None:
         """Keep a weight, packed for the device that it is on."""
-        weight = stored_for(weight, weight.codes.device)
-        self.layout, self._format, self._layout = weight.layout, str(weight.format), str(weight.layout)
+        self._keep(stored_for(weight, weight.codes.device))
+
+    def _keep(self, weight: Weight) -> None:
+        """Keep a weight as it is."""
+        self.format, self.layout, self._format, self._layout = (
+            weight.format,
+            weight.layout,
+            str(weight.format),
+            str(weight.layout),
+        )
         for name in set(self._buffers) - {"bias"}:
             del self._buffers[name]
-        self._names = tuple(name.replace(".", "_") for name in weight.names)
+        self._names = tuple(map(_attribute, weight.names))
         for name, buffer in zip(self._names, weight.buffers, strict=True):
             self.register_buffer(name, buffer)
 
@@ -93,36 +123,54 @@ class Linear(torch.nn.Module):
         _check(x, self.in_features, self.out_features, self.codes.device, self.bias)
         return _call(x, self._held(), self.bias, self.out_features, self._format, self._layout)
 
-    def get_extra_state(self) -> dict[str, str]:
-        return {"format": self._format, "layout": self._layout}
+    def get_extra_state(self) -> torch.Tensor:
+        """What the buffers hold, as text in bytes: a tensor, as files of tensors alone are to hold it too."""
+        told = {"format": self._format, "layout": self._layout, "n": self.out_features, "k": self.in_features}
+        return torch.tensor(list(json.dumps(told).encode()), dtype=torch.uint8)
 
-    def set_extra_state(self, state: dict[str, str]) -> None:
-        """Read what the loaded buffers are, and pack them for the device."""
-        self.format, self.layout = Format.parse(state["format"]), Layout.parse(state["layout"])
-        self._hold(self.weight)
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        """Take the buffers for what `state` says they hold, and pack them for their device."""
+        self.format, self.layout, *_ = _described(state)
+        if not self.codes.is_meta:
+            self._hold(self.weight)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Take buffers of any layout: the layout comes with them, and the next call packs for its device."""
-        extra = state_dict.get(f"{prefix}_extra_state")
-        form = Format.parse(extra["format"]) if extra else self.format
-        names = tuple(name.replace(".", "_") for name in form.parts(1, 1))
-        if all(prefix + name in state_dict for name in names):
-            for name in set(self._names) - set(names):
-                del self._buffers[name]
-            for name in names:
-                given, held = state_dict[prefix + name], self._buffers.get(name)
-                if held is None or (given.shape, given.dtype) != (held.shape, held.dtype):
-                    self.register_buffer(name, torch.empty_like(given, device=self.codes.device))
-            self._names = names
+        """Load a weight of any layout, packed first as this layer's: buffers of the same format stay where they are in memory."""
+        key, errors = f"{prefix}_extra_state", rest[-1]
+        if key in state_dict:
+            given = self._given(state_dict, prefix, errors)
+            if given is not None:
+                state_dict.update({prefix + _attribute(name): each for name, each in zip(given.names, given.buffers)})
+                state_dict[key] = self.get_extra_state()
+        elif any(prefix + name in state_dict for name in self._names):
+            errors.append(f"{key} is missing, which says how {prefix}codes is stored: save the layer's whole state_dict()")
         super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def _given(self, state_dict: dict[str, Any], prefix: str, errors: list[str]) -> Weight | None:
+        """The weight in a state dict, in this layer's layout; one of another format takes the place of the layer's own."""
+        form, layout, n, k = _described(state_dict[f"{prefix}_extra_state"])
+        names = [prefix + _attribute(name) for name in form.parts(n, k)]
+        if not all(name in state_dict for name in names):
+            return None  # PyTorch names what is missing
+        if (n, k) != (self.out_features, self.in_features):
+            own = [self.out_features, self.in_features]
+            errors.append(f"size mismatch for {prefix}codes: a weight [{n}, {k}], where the layer has {own}")
+            return None
+        given = Weight(form, n, k, layout, tuple(state_dict[name] for name in names))
+        if form == self.format:
+            return given.packed_as(self.layout)
+        device = self.codes.device
+        self._keep(replace(given, buffers=tuple(torch.empty_like(each, device=device) for each in given.buffers)))
+        return given
 
     def _apply(self, fn: Any, recurse: bool = True) -> Linear:
         """Move buffers, but never change what codes, scales, zeros and the codebook are: only the bias takes a new dtype."""
+        empty = self.codes.is_meta
         for name, held in list(self._buffers.items()):
             if held is not None:
                 moved = fn(held)
                 setattr(self, name, moved if name == "bias" or moved.dtype == held.dtype else held.to(moved.device))
-        if not self.codes.is_meta:
+        if not empty and not self.codes.is_meta:
             self._hold(self.weight)
         return self
 

@@ -193,7 +193,7 @@ def _layout(text: str) -> Layout:
 
 
 def stored_for(w: Weight, device: torch.device) -> Weight:
-    """`w` in the layout that kernels on `device` read; a weight on a CPU stays canonical."""
-    if device.type == "cpu" and not interpreted():
+    """`w` in the layout that kernels on `device` read; a weight on a CPU stays canonical, and one without memory as it is."""
+    if device.type == "meta" or (device.type == "cpu" and not interpreted()):
         return w
     return w.packed_as(layout_for(w.format, arch_of(device), w.n, w.k))
