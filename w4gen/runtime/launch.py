@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import Lock
 from typing import Any, TypeAlias
 
 import torch
@@ -17,6 +19,7 @@ from w4gen.runtime.weight import Weight
 from w4gen.schedule.arch import ARCHES, Arch, arch, for_capability
 
 Launch: TypeAlias = Callable[..., None]
+_SWITCH = Lock()
 
 
 def arguments(kernel: Kernel) -> tuple[str, ...]:
@@ -40,7 +43,8 @@ def launcher(kernel: Kernel, device: torch.device, n: int = 0) -> Launch:
     """`launch(y, x, *buffers of the weight, bias, m)`: the functions of a kernel, then the vendor's matmul if it has one.
 
     `n` cuts everything to the first outputs (0: all of them). A kernel that reads weights before the one in front has ended does
-    so only where the weights are those of the call before: the first call after a write to them waits.
+    so only where the weights are those of the call before: the first call after a write to them waits. It is launched on the
+    current stream of its own device, whichever device is current.
     """
     early = bool(kernel.schedule.overlap) and not toolchain.interpreted()
     load = _interpreted if toolchain.interpreted() else _compiled
@@ -62,7 +66,28 @@ def launcher(kernel: Kernel, device: torch.device, n: int = 0) -> Launch:
             bias = given["bias_ptr"]
             _multiply(call[0][:, : n or None], call[1], given["dense_ptr"], None if bias is None else bias[: n or None])
 
-    return launch
+    return launch if device.type == "cpu" else on_device(launch, device)
+
+
+def on_device(launch: Launch, device: torch.device) -> Launch:
+    """`launch`, with `device` made the current one where it is not: Triton launches on the current device and its stream."""
+
+    def there(*call: Any) -> None:
+        if device.index is None or torch.cuda.current_device() == device.index:
+            launch(*call)
+            return
+        with torch.cuda.device(device):
+            launch(*call)
+
+    return there
+
+
+def capturing(device: torch.device) -> bool:
+    """Whether the current stream of a device is being captured into a CUDA graph."""
+    if device.type != "cuda":
+        return False
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
 
 
 def unwritten(buffers: Sequence[torch.Tensor | None]) -> bool:
@@ -111,16 +136,24 @@ def _multiply(y: torch.Tensor, x: torch.Tensor, dense: torch.Tensor, bias: torch
     if x.device.type == "cpu":
         y.copy_(torch.nn.functional.linear(x.float(), dense.float(), None if bias is None else bias.float()))
         return
-    matmul = torch.backends.cuda.matmul
-    allowed = matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction
-    matmul.allow_fp16_reduced_precision_reduction = matmul.allow_bf16_reduced_precision_reduction = False
-    try:
+    with _exactly():
         if bias is None:
             torch.mm(x, dense.T, out=y)
         else:
             torch.addmm(bias, x, dense.T, out=y)
-    finally:
-        matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction = allowed
+
+
+@contextmanager
+def _exactly() -> Iterator[None]:
+    """Sums of 16-bit matmuls stay f32. The switch belongs to the process: one thread at a time sets it, and sets it back."""
+    matmul = torch.backends.cuda.matmul
+    with _SWITCH:
+        allowed = matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction
+        matmul.allow_fp16_reduced_precision_reduction = matmul.allow_bf16_reduced_precision_reduction = False
+        try:
+            yield
+        finally:
+            matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction = allowed
 
 
 def bind(kernel: Kernel) -> Callable[..., torch.Tensor]:

@@ -13,7 +13,7 @@ from w4gen.formats import named
 from w4gen.ir.layout import Layout
 from w4gen.ir.types import Format
 from w4gen.runtime import dtypes
-from w4gen.runtime.ops import VERSION, stored_for
+from w4gen.runtime.ops import VERSION, refuse_mixed, stored_for
 from w4gen.runtime.weight import Weight
 
 
@@ -23,7 +23,8 @@ def linear(x: torch.Tensor, w: Weight, bias: torch.Tensor | None = None, out: to
     Raises `ShapeError` where x, bias or out do not fit the weight. A weight that is not yet in the layout of x's device is
     packed anew in every call: keep `stored_for(w, device)`, as `Linear` does.
     """
-    _check(x, w.k, w.n, w.codes.device, bias, out)
+    _check(x, w.k, w.n, bias, out)
+    refuse_mixed(x, w.buffers, bias, str(w.format))
     w = stored_for(w, x.device)
     y = _call(x, w.buffers, bias, w.n, str(w.format), str(w.layout))
     return y if out is None else out.copy_(y)
@@ -37,16 +38,13 @@ def _call(
     return y.reshape(*x.shape[:-1], n)
 
 
-def _check(
-    x: torch.Tensor, k: int, n: int, device: torch.device, bias: torch.Tensor | None, out: torch.Tensor | None = None
-) -> None:
+def _check(x: torch.Tensor, k: int, n: int, bias: torch.Tensor | None, out: torch.Tensor | None = None) -> None:
+    """Shapes and types; whether all are on one device is for the op to see."""
     if x.dim() == 0 or x.shape[-1] != k:
         raise ShapeError(f"x has shape {list(x.shape)}; its last dimension must be K={k}, the inputs of the weight [{n}, {k}]")
     dtypes.of(x, "x")
-    if x.device != device:
-        raise ShapeError(f"x is on {x.device}, the weight on {device}: move one to the other")
-    if bias is not None and (tuple(bias.shape) != (n,) or bias.device != device):
-        raise ShapeError(f"bias is {list(bias.shape)} on {bias.device}; the weight needs [{n}] on {device}")
+    if bias is not None and tuple(bias.shape) != (n,):
+        raise ShapeError(f"bias is {list(bias.shape)}; the weight needs [{n}]")
     if out is not None and (tuple(out.shape) != (*x.shape[:-1], n) or out.dtype != x.dtype or out.device != x.device):
         raise ShapeError(f"out is {out.dtype}{list(out.shape)} on {out.device}; y is {x.dtype}{[*x.shape[:-1], n]} on {x.device}")
 
@@ -120,7 +118,7 @@ class Linear(torch.nn.Module):
         return tuple(self._buffers[name] for name in self._names)  # type: ignore[misc]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        _check(x, self.in_features, self.out_features, self.codes.device, self.bias)
+        _check(x, self.in_features, self.out_features, self.bias)
         return _call(x, self._held(), self.bias, self.out_features, self._format, self._layout)
 
     def get_extra_state(self) -> torch.Tensor:

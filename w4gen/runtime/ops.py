@@ -8,7 +8,9 @@ dequantize, then matmul. `linear_dx` is its gradient with respect to x, an op to
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from functools import lru_cache
+from threading import Lock
 from typing import Any
 
 import torch
@@ -20,7 +22,7 @@ from w4gen.ir.problem import Problem
 from w4gen.ir.types import Format
 from w4gen.pipeline import compile
 from w4gen.runtime import dtypes
-from w4gen.runtime.launch import Launch, aligned, arch_of, launcher
+from w4gen.runtime.launch import Launch, aligned, arch_of, capturing, launcher
 from w4gen.runtime.weight import Weight, dequantize
 from w4gen.schedule.rules import bucket
 from w4gen.schedule.stored import layout_for
@@ -35,6 +37,7 @@ VERSION = 1
 Key = tuple[int | None, torch.dtype, tuple[int, int], int, int, str, str, bool]
 LAUNCHES: dict[Key, Launch | None] = {}
 """Launches by question; None where the fallback answers."""
+_MISSES = Lock()
 
 
 def on_gpu(
@@ -48,6 +51,7 @@ def on_gpu(
 ) -> torch.Tensor:
     """x [M, K] -> y [M, N] by a generated kernel."""
     _current(version)
+    refuse_mixed(x, weight, bias, format)
     m, k = x.shape
     if m == 0:
         return x.new_empty((0, n))
@@ -55,7 +59,7 @@ def on_gpu(
     try:
         launch = LAUNCHES[key]
     except KeyError:
-        launch = LAUNCHES[key] = _launch(key, x.device)
+        launch = _first(key, x)
     if launch is None:
         return fallback(x, weight, bias, n, format, layout)
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
@@ -74,6 +78,7 @@ def fallback(
 ) -> torch.Tensor:
     """x [M, K] -> y [M, N]: the whole weight dequantized, then a matmul; in f32 on a CPU, in x's type on a GPU."""
     _current(version)
+    refuse_captured(x, "dequantizes and multiplies, as no kernel takes it", "call it outside, or with a float16 x")
     wide = torch.float32 if x.device.type == "cpu" else x.dtype
     w = dequantize(weight, _format(format), _layout(layout), n, x.shape[1], wide)
     y = torch.nn.functional.linear(x.to(wide), w, None if bias is None else bias.to(x.dtype).to(wide))
@@ -90,12 +95,16 @@ def input_gradient(
 ) -> torch.Tensor:
     """dy [M, N] -> dx [M, K] = dy · w: the whole weight dequantized, then a matmul; in f32 on a CPU, in dy's type on a GPU."""
     _current(version)
+    refuse_captured(dy, "is a gradient, which dequantizes the weight", "capture the forward pass alone")
     wide = torch.float32 if dy.device.type == "cpu" else dy.dtype
     return (dy.to(wide) @ dequantize(weight, _format(format), _layout(layout), dy.shape[1], k, wide)).to(dy.dtype)
 
 
 def shape_of(rows: torch.Tensor, weight: Any, *rest: Any) -> torch.Tensor:
     """The shape of either op's result: as many rows, of as many columns as the first number says."""
+    refuse_mixed(
+        rows, weight, rest[0] if isinstance(rest[0], torch.Tensor) else None, next(t for t in rest if isinstance(t, str))
+    )
     return rows.new_empty((rows.shape[0], next(each for each in rest if isinstance(each, int))))
 
 
@@ -161,6 +170,32 @@ for name, gradient, kept in (("linear", backward, remember), ("linear_dx", backw
 def _current(version: int) -> None:
     if version != VERSION:
         raise W4Error(f"this graph calls version {version} of w4gen.linear; this w4gen has {VERSION}: export the model again")
+
+
+def refuse_mixed(x: torch.Tensor, weight: Iterable[torch.Tensor], bias: torch.Tensor | None, format: str) -> None:
+    """Raise `ShapeError` with the device of each tensor where they are not all on one."""
+    device, given = x.device, (*weight, *(() if bias is None else (bias,)))
+    if any(each.device != device for each in given):
+        names = (*_format(format).parts(1, 1), "bias")
+        places = ", ".join(f"{name} on {each.device}" for name, each in zip(names, given))
+        raise ShapeError(f"x is on {device}, {places}: move all of them to one device")
+
+
+def refuse_captured(x: torch.Tensor, what: str, instead: str) -> None:
+    """Raise `W4Error`, before the stream is touched, where a CUDA graph is being captured."""
+    if capturing(x.device):
+        sizes = f"[{x.shape[0]}, {x.shape[1]}] of {x.dtype} on {x.device}"
+        raise W4Error(f"a call with {sizes} inside the capture of a CUDA graph {what}, which a capture cannot hold: {instead}")
+
+
+def _first(key: Key, x: torch.Tensor) -> Launch | None:
+    """The launch of a first call, made by one thread and known to all from then on."""
+    warm_up = f"layer(torch.zeros({x.shape[0]}, {x.shape[1]}, dtype={x.dtype}, device='{x.device}'))"
+    refuse_captured(x, "is the first of its kind and loads its kernel", f"call {warm_up} once before the capture")
+    with _MISSES:
+        if key not in LAUNCHES:
+            LAUNCHES[key] = _launch(key, x.device)
+        return LAUNCHES[key]
 
 
 def _launch(key: Key, device: torch.device) -> Launch | None:
