@@ -33,7 +33,7 @@ def arguments(form: str, bias: bool, kind: torch.dtype, gradients: bool = False)
     case = cases.call(form, 3, 10, 70, kind, bias=bias)
     w, x, added = case.w, case.x.requires_grad_(gradients), case.bias
     added = added if added is None else added.requires_grad_(gradients)
-    return x, list(w.buffers), added, w.n, str(w.format), str(w.layout), VERSION
+    return x, list(w.buffers), added, w.n, str(w.format), str(w.layout), False, VERSION
 
 
 @pytest.mark.parametrize("gradients", [False, True])
@@ -43,7 +43,7 @@ def test_the_op_is_well_behaved(form: str, bias: bool, kind: torch.dtype, gradie
     if form == "nvfp4":
         w = w4gen.Weight.from_float(torch.randn(10, 70), form)
         x = torch.randn(3, 70).to(kind).requires_grad_(gradients)
-        call = (x, list(w.buffers), None, w.n, str(w.format), str(w.layout), VERSION)
+        call = (x, list(w.buffers), None, w.n, str(w.format), str(w.layout), False, VERSION)
     else:
         call = arguments(form, bias, kind, gradients)
     assert set(torch.library.opcheck(torch.ops.w4gen.linear, call).values()) == {"SUCCESS"}
@@ -51,9 +51,9 @@ def test_the_op_is_well_behaved(form: str, bias: bool, kind: torch.dtype, gradie
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_the_gradient_of_the_op_is_an_op_as_well_behaved(kind: torch.dtype) -> None:
-    _, buffers, _, _, *how = arguments("int4_g128", False, kind)
+    _, buffers, _, _, *how, _, version = arguments("int4_g128", False, kind)
     dy = torch.randn(3, 10).to(kind).requires_grad_()
-    result = torch.library.opcheck(torch.ops.w4gen.linear_dx, (dy, buffers, 70, *how))
+    result = torch.library.opcheck(torch.ops.w4gen.linear_dx, (dy, buffers, 70, *how, version))
     assert set(result.values()) == {"SUCCESS"}
 
 
@@ -70,10 +70,10 @@ def test_a_graph_of_another_version_is_refused() -> None:
 
 
 def test_a_fake_tensor_has_the_shape_of_the_result() -> None:
-    *tensors, n, form, layout, version = arguments("nf4_g64", True, torch.float16)
+    *tensors, n, form, layout, invariant, version = arguments("nf4_g64", True, torch.float16)
     with FakeTensorMode() as mode:
         fakes = torch.utils._pytree.tree_map_only(torch.Tensor, mode.from_tensor, tensors)
-        y = torch.ops.w4gen.linear(*fakes, n, form, layout, version)
+        y = torch.ops.w4gen.linear(*fakes, n, form, layout, invariant, version)
     assert (tuple(y.shape), y.dtype) == ((3, 10), torch.float16)
 
 
@@ -195,3 +195,17 @@ def test_a_gradient_of_a_gradient_is_the_layer_again() -> None:
     (dx,) = torch.autograd.grad(layer(x), x, dy, create_graph=True)
     (ddy,) = torch.autograd.grad(dx, dy, x_of(3, kind=torch.float32))
     assert torch.equal(ddy, layer(x_of(3, kind=torch.float32)))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("n", [20, 256])
+def test_rows_of_a_batch_invariant_fallback_do_not_depend_on_the_batch(n: int, kind: torch.dtype) -> None:
+    case = cases.call("nf4_g64", 70, n, 1000, kind, bias=True)
+    layer = w4gen.Linear(case.w, case.bias, batch_invariant=True)
+    whole = layer(case.x)
+    assert case.error(whole) <= case.limit()
+    for low, high in ((0, 1), (3, 5), (5, 21), (0, 64), (69, 70)):
+        assert torch.equal(layer(case.x[low:high]), whole[low:high])
+    shifted = torch.zeros(70 * 1000 + 1, dtype=kind)[1:].view(70, 1000).copy_(case.x)
+    assert torch.equal(layer(shifted), whole)
+    assert layer(case.x[:0]).shape == (0, n)

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 import torch
-from truth import Case, case
+from truth import KINDS, Case, case
 
 import w4gen
 from w4gen.errors import ShapeError, W4Error
@@ -149,13 +149,34 @@ def test_inductor_compiles_without_a_graph_break(mode: str) -> None:
 
 
 def test_offsets_past_2_to_the_31() -> None:
-    """y has more elements than 32 bits reach. Its ends are worked out anew, a few outputs at a time."""
-    m, n, k, form = 128, 2**24 + 64, 64, "int4_g64"
+    """y has more elements than 32 bits reach, and a grid more than 65,535 programs along m. A few rows are worked out anew."""
+    m, n, k, form = 2**22 + 5, 1024, 64, "int4_g64"
     codes = torch.randint(0, 16, (n, k), device="cuda", dtype=torch.uint8)
     scales = torch.full((n, 1), 0.01, device="cuda", dtype=torch.float16)
     x = torch.randn(m, k, device="cuda", dtype=torch.float16)
-    layer = w4gen.Linear(w4gen.Weight.from_codes(codes, scales, None, form))
-    y = layer(x)
-    for at in (slice(0, 64), slice(n // 2, n // 2 + 64), slice(n - 64, n)):
-        truth = x.double() @ ((codes[at].double() - 8) * scales[at].double()).T
-        assert ((y[:, at].double() - truth).norm() / truth.norm()).item() < 4e-4
+    layer = w4gen.Linear(w4gen.Weight.from_codes(codes, scales, None, form), batch_invariant=True)
+    y, w = layer(x), (codes.double() - 8) * scales.double()
+    for at in (slice(0, 64), slice(2**21 - 32, 2**21 + 32), slice(m - 64, m)):
+        assert ((y[at].double() - x[at].double() @ w.T).norm() / (x[at].double() @ w.T).norm()).item() < 4e-4
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64", "uint4_g32_m", "int3_g64"])
+@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (1021, 1000), (256, 1536)], ids=str)
+def test_a_row_of_a_batch_invariant_layer_does_not_depend_on_the_batch(
+    n: int, k: int, form: str, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit, across all buckets, at any place, beside any neighbours."""
+    monkeypatch.setenv("W4GEN_STRICT", "1")
+    torch.manual_seed(0)
+    w = w4gen.Weight.from_float(torch.randn(n, k, device="cuda") * 0.02, form)
+    layer, x = w4gen.Linear(w, batch_invariant=True), torch.randn(700, k, device="cuda").to(kind)
+    whole, order = layer(x), torch.randperm(700, device="cuda")
+    for m in (1, 2, 8, 9, 16, 17, 31, 64, 65, 128, 129, 500):
+        for at in (0, 3, 700 - m):
+            assert torch.equal(layer(x[at : at + m]), whole[at : at + m]), (m, at)
+    assert torch.equal(layer(x[order]), whole[order])
+    other = torch.where(torch.arange(700, device="cuda")[:, None] % 2 == 0, torch.inf, x)
+    assert torch.equal(layer(other)[1::2], whole[1::2])
+    truth = x.double() @ w.dequantize(torch.float64).T
+    assert ((whole.double() - truth).norm() / truth.norm()).item() < (4e-3 if kind == torch.bfloat16 else 5e-4)

@@ -684,7 +684,7 @@ def test_a_carried_sum_is_noticed(line: str) -> None:
 
 
 PIECES = {
-    ("gemv", (1, 1)): [("gemv", (("n", 1),))],
+    ("gemv", (1, 1)): [("gemv", (("n", 1), ("m", 1)))],
     ("gemm", (17, 32)): [("gemm", (("m", 32), ("n", 64), ("part", 1))), ("add_parts", (("y", 1024),))],
     ("dequant", (129, 2**31 - 1)): [("dequant", (("k", 512), ("n", 4)))],
     ("gemv_mma", (2, 8)): [("gemv_mma", (("n", 16), ("m", 8)))],

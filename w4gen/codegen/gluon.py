@@ -23,6 +23,7 @@ class GluonPrinter(Printer):
     """What both fast templates call: words and scales of a thread, and the left operands they decode to."""
 
     DOT: Dot
+    FAR = False
 
     def __init__(self, program: Program, schedule: Schedule) -> None:
         super().__init__(program, schedule)

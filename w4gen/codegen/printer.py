@@ -36,6 +36,8 @@ class Printer:
     """What multiplies in a program that the template is made for, and the side of w."""
     WIDE = False
     """Whether the template can take indices of 64 bits."""
+    FAR = True
+    """Whether the template's offsets of rows can have 64 bits."""
 
     def __init__(self, program: Program, schedule: Schedule) -> None:
         self.program, self.schedule = program, Choices(schedule)
@@ -78,18 +80,29 @@ class Printer:
         tiles = {name: program.tile(name) for name in (*program.kept, *own) if program.tile(name).space is Space.GLOBAL}
         return [name for name, tile in tiles.items() if prod(tile.shape) >= 2**31]
 
+    @property
+    def far(self) -> bool:
+        """Whether x, y or partial sums have 2**31 elements or more."""
+        split = self.program.tile("parts").sizes["part"] if "parts" in self.program.graph else 1
+        return self.program.problem.far or split * self.program.problem.m[1] * self.program.problem.n >= 2**31
+
+    @property
+    def many(self) -> bool:
+        """Whether rows of x are shared out to several programs."""
+        return self.blocks.get("m", self.program.problem.m[1]) < self.program.problem.m[1]
+
     def calls(self) -> dict[str, Any]:
         if self.wide and not self.WIDE:
             raise TemplateError(f"{self.wide[0]} has more elements than indices of 32 bits reach: take unit=vendor")
+        if self.far and not self.FAR:
+            raise TemplateError(f"x or y has more elements than offsets of 32 bits reach, which {self.schedule.template} has")
         names = ("constants", "weights", "magic", "load", "decode", "zeros", "dot", "scale", "reduce", "store")
-        return {name: getattr(self, name) for name in names} | {"wide": bool(self.wide)}
+        return {name: getattr(self, name) for name in names} | {"wide": bool(self.wide), "far": self.far, "many": self.many}
 
     def constants(self) -> str:
         """Sizes of the problem and of its tiles, as constants."""
         program, w, blocks = self.program, self.program.tile("w.tile").sizes, self.blocks
         walked = "lane" if "lane" in blocks else "word"
-        if ("mma", "left") not in self.UNITS and blocks["m"] < program.problem.m[1]:
-            raise TemplateError(f"one program computes all rows of x: block_m={blocks['m']} is below {program.problem.m[1]}")
         stretch = program.tile("w.codes" if "w.codes" in program.graph else "w.tile").sizes["code"]
         in_walked = w.get("quad", 1) * stretch * self.spans
         steps = -(-program.tile(program.source("w.tile")).sizes[walked] // blocks[walked])

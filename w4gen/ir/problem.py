@@ -8,6 +8,9 @@ from w4gen.errors import FormatError, ShapeError
 from w4gen.ir.layout import Layout
 from w4gen.ir.types import F16, F32, DType, Format, dtype
 
+EVERY = (1, 2**31 - 1)
+"""The bucket of every M. Its one kernel is batch-invariant: the bits of a row of y depend on that row of x alone."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
@@ -35,6 +38,11 @@ class Problem:
             raise ShapeError(f"m={self.m[0]}..{self.m[1]} is empty: give the smaller bound first")
         if self.accumulate != F32:
             raise FormatError(f"accumulate={self.accumulate} is not supported: sums are f32")
+
+    @property
+    def far(self) -> bool:
+        """Whether offsets of 32 bits do not reach all of x or y."""
+        return self.m[1] * max(self.n, self.k) >= 2**31
 
     def __str__(self) -> str:
         parts = [f"m={self.m[0]}..{self.m[1]} n={self.n} k={self.k} format={self.format} x={self.x} y={self.y}"]

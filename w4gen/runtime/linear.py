@@ -17,24 +17,38 @@ from w4gen.runtime.ops import VERSION, refuse_mixed, stored_for
 from w4gen.runtime.weight import Weight
 
 
-def linear(x: torch.Tensor, w: Weight, bias: torch.Tensor | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
+def linear(
+    x: torch.Tensor,
+    w: Weight,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    batch_invariant: bool = False,
+) -> torch.Tensor:
     """`y[..., N] = x[..., K] · wᵀ + bias[N]`, in x's dtype (float16, bfloat16; float32 by the fallback).
 
-    Raises `ShapeError` where x, bias or out do not fit the weight. A weight that is not yet in the layout of x's device is
-    packed anew in every call: keep `stored_for(w, device)`, as `Linear` does.
+    With `batch_invariant` the bits of a row of y depend on that row of x alone, not on M or the other rows: slower, as one kernel
+    serves every M. Raises `ShapeError` where x, bias or out do not fit the weight. A weight that is not yet in the layout of x's
+    device is packed anew in every call: keep `stored_for(w, device)`, as `Linear` does.
     """
     _check(x, w.k, w.n, bias, out)
     refuse_mixed(x, w.buffers, bias, str(w.format))
     w = stored_for(w, x.device)
-    y = _call(x, w.buffers, bias, w.n, str(w.format), str(w.layout))
+    y = _call(x, w.buffers, bias, w.n, str(w.format), str(w.layout), batch_invariant)
     return y if out is None else out.copy_(y)
 
 
 def _call(
-    x: torch.Tensor, buffers: tuple[torch.Tensor, ...], bias: torch.Tensor | None, n: int, format: str, layout: str
+    x: torch.Tensor,
+    buffers: tuple[torch.Tensor, ...],
+    bias: torch.Tensor | None,
+    n: int,
+    format: str,
+    layout: str,
+    invariant: bool,
 ) -> torch.Tensor:
     """The op, for x of any number of dimensions and rows."""
-    y = torch.ops.w4gen.linear(x.reshape(-1, x.shape[-1]), list(buffers), bias, n, format, layout, VERSION)
+    rows = x.reshape(-1, x.shape[-1])
+    y = torch.ops.w4gen.linear(rows, list(buffers), bias, n, format, layout, invariant, VERSION)
     return y.reshape(*x.shape[:-1], n)
 
 
@@ -70,13 +84,15 @@ class Linear(torch.nn.Module):
 
     Buffers are those of the Weight, `codes`, `scale` and so on (`scale.scale` is called `scale_scale`); the format, the layout
     and the sizes travel in the state dict beside them, in a tensor of bytes. Gradients reach x and the bias, not the weight.
+    `batch_invariant` may be set at any time: see `linear`.
     """
 
     codes: torch.Tensor
     bias: torch.Tensor | None
 
-    def __init__(self, weight: Weight, bias: torch.Tensor | None = None) -> None:
+    def __init__(self, weight: Weight, bias: torch.Tensor | None = None, batch_invariant: bool = False) -> None:
         super().__init__()
+        self.batch_invariant = batch_invariant
         self.in_features, self.out_features = weight.k, weight.n
         self.register_buffer("bias", None if bias is None else bias.detach().clone())
         self._hold(weight)
@@ -119,7 +135,7 @@ class Linear(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         _check(x, self.in_features, self.out_features, self.bias)
-        return _call(x, self._held(), self.bias, self.out_features, self._format, self._layout)
+        return _call(x, self._held(), self.bias, self.out_features, self._format, self._layout, self.batch_invariant)
 
     def get_extra_state(self) -> torch.Tensor:
         """What the buffers hold, as text in bytes: a tensor, as files of tensors alone are to hold it too."""

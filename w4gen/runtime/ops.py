@@ -18,7 +18,7 @@ import torch
 from w4gen import knobs
 from w4gen.errors import ShapeError, W4Error
 from w4gen.ir.layout import Layout
-from w4gen.ir.problem import Problem
+from w4gen.ir.problem import EVERY, Problem
 from w4gen.ir.types import Format
 from w4gen.pipeline import compile
 from w4gen.runtime import dtypes
@@ -30,7 +30,9 @@ from w4gen.toolchain import interpreted
 
 log = logging.getLogger("w4gen")
 library = torch.library.Library("w4gen", "DEF")
-library.define("linear(Tensor x, Tensor[] weight, Tensor? bias, int n, str format, str layout, int version) -> Tensor")
+library.define(
+    "linear(Tensor x, Tensor[] weight, Tensor? bias, int n, str format, str layout, bool batch_invariant, int version) -> Tensor"
+)
 library.define("linear_dx(Tensor dy, Tensor[] weight, int k, str format, str layout, int version) -> Tensor")
 VERSION = 1
 """Of both schemas: what their arguments mean. Graphs that were saved under another are refused."""
@@ -47,21 +49,22 @@ def on_gpu(
     n: int,
     format: str,
     layout: str,
+    batch_invariant: bool = False,
     version: int = VERSION,
 ) -> torch.Tensor:
-    """x [M, K] -> y [M, N] by a generated kernel."""
+    """x [M, K] -> y [M, N] by a generated kernel: that of M's bucket or, where rows must not depend on M, that of every M."""
     _current(version)
     refuse_mixed(x, weight, bias, format)
     m, k = x.shape
     if m == 0:
         return x.new_empty((0, n))
-    key = (x.device.index, x.dtype, bucket(m), n, k, format, layout, bias is not None)
+    key = (x.device.index, x.dtype, EVERY if batch_invariant else bucket(m), n, k, format, layout, bias is not None)
     try:
         launch = LAUNCHES[key]
     except KeyError:
         launch = _first(key, x)
     if launch is None:
-        return fallback(x, weight, bias, n, format, layout)
+        return fallback(x, weight, bias, n, format, layout, batch_invariant)
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
     launch(y, aligned(x), *weight, bias if bias is None or bias.dtype == x.dtype else bias.to(x.dtype), m)
     return y
@@ -74,15 +77,21 @@ def fallback(
     n: int,
     format: str,
     layout: str,
+    batch_invariant: bool = False,
     version: int = VERSION,
 ) -> torch.Tensor:
-    """x [M, K] -> y [M, N]: the whole weight dequantized, then a matmul; in f32 on a CPU, in x's type on a GPU."""
+    """x [M, K] -> y [M, N]: the whole weight dequantized, then a matmul; in f32 on a CPU, in x's type on a GPU.
+
+    A vendor's matmul chooses its order of sums by M: where rows must not depend on it, each is multiplied alone, from memory of
+    its own, as the order may depend on how that is aligned too.
+    """
     _current(version)
     refuse_captured(x, "dequantizes and multiplies, as no kernel takes it", "call it outside, or with a float16 x")
     wide = torch.float32 if x.device.type == "cpu" else x.dtype
     w = dequantize(weight, _format(format), _layout(layout), n, x.shape[1], wide)
-    y = torch.nn.functional.linear(x.to(wide), w, None if bias is None else bias.to(x.dtype).to(wide))
-    return y.to(x.dtype)
+    added = None if bias is None else bias.to(x.dtype).to(wide)
+    parts = [row.clone() for row in x.to(wide).split(1)] if batch_invariant and x.shape[0] else [x.to(wide)]
+    return torch.cat([torch.nn.functional.linear(part, w, added) for part in parts]).to(x.dtype)
 
 
 def on_cpu(*call: Any) -> torch.Tensor:
@@ -130,7 +139,7 @@ def vmapped(op: Any) -> Any:
 
 def remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     """Keep what the gradient needs."""
-    x, weight, _, _, *ctx.how = inputs
+    x, weight, _, _, *ctx.how, _, ctx.version = inputs
     ctx.k = x.shape[1]
     ctx.save_for_backward(*weight)
 
@@ -138,13 +147,13 @@ def remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     """dX = dY · W and the bias' gradient; a weight has none."""
     weight = list(ctx.saved_tensors)
-    dx = torch.ops.w4gen.linear_dx(dy, weight, ctx.k, *ctx.how) if ctx.needs_input_grad[0] else None
-    return dx, [None] * len(weight), dy.sum(0) if ctx.needs_input_grad[2] else None, None, None, None, None
+    dx = torch.ops.w4gen.linear_dx(dy, weight, ctx.k, *ctx.how, ctx.version) if ctx.needs_input_grad[0] else None
+    return dx, [None] * len(weight), dy.sum(0) if ctx.needs_input_grad[2] else None, *[None] * 5
 
 
 def remember_dx(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     """Keep what the gradient of a gradient needs."""
-    dy, weight, _, *ctx.how = inputs
+    dy, weight, _, *ctx.how, ctx.version = inputs
     ctx.n = dy.shape[1]
     ctx.save_for_backward(*weight)
 
@@ -152,7 +161,14 @@ def remember_dx(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None
 def backward_dx(ctx: Any, ddx: torch.Tensor) -> tuple[Any, ...]:
     """dX is linear in dY, so the gradient of that is the layer itself."""
     weight = list(ctx.saved_tensors)
-    return torch.ops.w4gen.linear(ddx, weight, None, ctx.n, *ctx.how), [None] * len(weight), None, None, None, None
+    return (
+        torch.ops.w4gen.linear(ddx, weight, None, ctx.n, *ctx.how, False, ctx.version),
+        [None] * len(weight),
+        None,
+        None,
+        None,
+        None,
+    )
 
 
 library.impl("linear", on_gpu, "CUDA")

@@ -108,6 +108,10 @@ ARCHES = {
 }
 
 
+GRID = 65535
+"""Programs that a grid has at most along its second and third axis, on every GPU."""
+
+
 def arch(name: str) -> Arch:
     """The arch called `name`. Raises `ArchError` with the nearest name."""
     if name in ARCHES:
