@@ -71,6 +71,13 @@ def test_the_kernel_of_every_m_compiles(arch: str, form: str, template: str) -> 
     check(toolchain.build(kernel, ARCHES[arch]), arch)
 
 
+@pytest.mark.parametrize("options", [{"activation": "gelu", "residual": True}, {"activation": "silu_mul"}], ids=str)
+@pytest.mark.parametrize(("m", "arch"), [((1, 1), "sm_75"), ((1, 1), "sm_90"), ((9, 16), "sm_90"), ((33, 64), "sm_80")], ids=str)
+def test_an_epilogue_compiles(m: tuple[int, int], arch: str, options: dict[str, object]) -> None:
+    kernel = pipeline.compile(Problem(m=m, n=4096, k=4096, format=named("int4_g128"), bias=True, **options), ARCHES[arch])
+    check(toolchain.build(kernel, ARCHES[arch]), arch)
+
+
 @pytest.mark.parametrize("form", ["uint4_g128_z", "uint4_g32_m", "int8_g128", "e2m1_g32"])
 @pytest.mark.parametrize("shape", ["one row", "gemm 16", "dequant"])
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "gfx942"])

@@ -37,7 +37,7 @@ def test_the_op_itself_names_the_device_of_each_tensor(moved: str) -> None:
     *weight, bias = given.values()
     places = ", ".join(f"{name} on {'meta' if name == moved else 'cpu'}" for name in given)
     with pytest.raises(ShapeError, match=f"x is on cpu, {places}: move all of them to one device"):
-        torch.ops.w4gen.linear(case.x, weight, bias, 16, str(case.w.format), str(case.w.layout), False, VERSION)
+        torch.ops.w4gen.linear(case.x, weight, bias, 16, str(case.w.format), str(case.w.layout), False, "", None, VERSION)
 
 
 def test_a_call_that_a_capture_cannot_hold_is_refused_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import warnings
 
+import activations
 import cases
+import oracle
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -33,7 +35,7 @@ def arguments(form: str, bias: bool, kind: torch.dtype, gradients: bool = False)
     case = cases.call(form, 3, 10, 70, kind, bias=bias)
     w, x, added = case.w, case.x.requires_grad_(gradients), case.bias
     added = added if added is None else added.requires_grad_(gradients)
-    return x, list(w.buffers), added, w.n, str(w.format), str(w.layout), False, VERSION
+    return x, list(w.buffers), added, w.n, str(w.format), str(w.layout), False, "", None, VERSION
 
 
 @pytest.mark.parametrize("gradients", [False, True])
@@ -43,7 +45,7 @@ def test_the_op_is_well_behaved(form: str, bias: bool, kind: torch.dtype, gradie
     if form == "nvfp4":
         w = w4gen.Weight.from_float(torch.randn(10, 70), form)
         x = torch.randn(3, 70).to(kind).requires_grad_(gradients)
-        call = (x, list(w.buffers), None, w.n, str(w.format), str(w.layout), False, VERSION)
+        call = (x, list(w.buffers), None, w.n, str(w.format), str(w.layout), False, "", None, VERSION)
     else:
         call = arguments(form, bias, kind, gradients)
     assert set(torch.library.opcheck(torch.ops.w4gen.linear, call).values()) == {"SUCCESS"}
@@ -51,7 +53,7 @@ def test_the_op_is_well_behaved(form: str, bias: bool, kind: torch.dtype, gradie
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_the_gradient_of_the_op_is_an_op_as_well_behaved(kind: torch.dtype) -> None:
-    _, buffers, _, _, *how, _, version = arguments("int4_g128", False, kind)
+    _, buffers, _, _, *how, _, _, _, version = arguments("int4_g128", False, kind)
     dy = torch.randn(3, 10).to(kind).requires_grad_()
     result = torch.library.opcheck(torch.ops.w4gen.linear_dx, (dy, buffers, 70, *how, version))
     assert set(result.values()) == {"SUCCESS"}
@@ -70,10 +72,10 @@ def test_a_graph_of_another_version_is_refused() -> None:
 
 
 def test_a_fake_tensor_has_the_shape_of_the_result() -> None:
-    *tensors, n, form, layout, invariant, version = arguments("nf4_g64", True, torch.float16)
+    x, buffers, bias, *rest = arguments("nf4_g64", True, torch.float16)
     with FakeTensorMode() as mode:
-        fakes = torch.utils._pytree.tree_map_only(torch.Tensor, mode.from_tensor, tensors)
-        y = torch.ops.w4gen.linear(*fakes, n, form, layout, invariant, version)
+        fakes = torch.utils._pytree.tree_map_only(torch.Tensor, mode.from_tensor, (x, buffers, bias))
+        y = torch.ops.w4gen.linear(*fakes, *rest)
     assert (tuple(y.shape), y.dtype) == ((3, 10), torch.float16)
 
 
@@ -169,7 +171,7 @@ def test_vmap_over_x_is_a_loop_over_x(shape: tuple[int, ...], dim: int) -> None:
 
 def test_vmap_over_a_bias_is_refused() -> None:
     x, w = x_of(3), module().weight
-    with pytest.raises(ShapeError, match="vmap over weights or biases of w4gen layers is not there: map over x alone"):
+    with pytest.raises(ShapeError, match="vmap over weights, biases or residuals of w4gen layers is not there: map over x alone"):
         torch.vmap(lambda bias: w4gen.linear(x, w, bias))(torch.zeros(4, 20).half())
 
 
@@ -209,3 +211,88 @@ def test_rows_of_a_batch_invariant_fallback_do_not_depend_on_the_batch(n: int, k
     shifted = torch.zeros(70 * 1000 + 1, dtype=kind)[1:].view(70, 1000).copy_(case.x)
     assert torch.equal(layer(shifted), whole)
     assert layer(case.x[:0]).shape == (0, n)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("activation", activations.ALL)
+def test_an_epilogue_is_rounded_once(activation: str, residual: bool, kind: torch.dtype) -> None:
+    if activation == activations.PAIRED and residual:
+        with pytest.raises(ShapeError, match="silu_mul takes an even N, here 20, and no residual"):
+            w4gen.linear(x_of(3), module().weight, activation=activation, residual=torch.zeros(3, 20))
+        return
+    case = cases.call("nf4_g64", 6, 20, 200, kind, bias=True)
+    added = torch.randn(2, 3, 20).to(kind) if residual else None
+    y = w4gen.Linear(case.w, case.bias, activation=activation)(case.x.reshape(2, 3, 200), added)
+    truth = activations.activated(case.truth(), activation)
+    truth = truth + added.reshape(6, 20).double().numpy() if residual else truth
+    assert y.shape == (2, 3, truth.shape[1])
+    assert oracle.error(y.reshape(truth.shape).double().numpy(), truth) <= oracle.limit(cases.NAMES[kind], truth.size, 1, 200)
+    if kind == torch.float16:
+        found = torch.library.opcheck(torch.ops.w4gen.linear, epilogue(case, activation, added))
+        assert set(found.values()) == {"SUCCESS"}
+
+
+def epilogue(case: cases.Call, activation: str, residual: torch.Tensor | None) -> tuple:
+    w, added = case.w, None if residual is None else residual.reshape(-1, case.w.n)
+    return case.x, list(w.buffers), case.bias, w.n, str(w.format), str(w.layout), False, activation, added, VERSION
+
+
+@pytest.mark.parametrize("activation", ["gelu", activations.PAIRED, ""])
+def test_gradients_go_through_an_epilogue(activation: str) -> None:
+    layer = module(kind=torch.float32)
+    layer.activation = activation
+    x, plain = (x_of(3, kind=torch.float32).requires_grad_() for _ in range(2))
+    residual = None if activation == activations.PAIRED else torch.randn(3, 20, requires_grad=True)
+    y = layer(x, residual)
+    sums = torch.nn.functional.linear(plain, layer.weight.dequantize(), layer.bias)
+    silu = torch.nn.functional.silu
+    expected = {"": lambda: sums, "gelu": lambda: torch.nn.functional.gelu(sums)}.get(
+        activation, lambda: silu(sums[:, ::2]) * sums[:, 1::2]
+    )()
+    y.square().sum().backward()
+    (expected if residual is None else expected + residual.detach()).square().sum().backward()
+    assert torch.allclose(x.grad, plain.grad, rtol=1e-4, atol=1e-5)
+    assert residual is None or torch.allclose(residual.grad, 2 * y.detach())
+
+
+def test_the_op_itself_has_no_gradient_of_an_activation_and_says_so() -> None:
+    case = cases.call("nf4_g64", 3, 20, 200)
+    case.x.requires_grad_()
+    y = torch.ops.w4gen.linear(*epilogue(case, "silu", None))
+    with pytest.raises(W4Error, match=r"activation=silu in the op has no gradient: apply it after the op"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("form", ["int4_g128", "uint4_g32_m", "nf4_g64", "q4_k", "int3_g64"])
+def test_two_weights_are_paired_row_by_row(form: str) -> None:
+    gate, up = (w4gen.Weight.from_float(torch.randn(16, 256), form) for _ in range(2))
+    pair, x = w4gen.Weight.paired(gate, up), x_of(3)[:, :1].repeat(1, 256)
+    assert torch.equal(pair.dequantize()[::2], gate.dequantize())
+    assert torch.equal(pair.dequantize()[1::2], up.dequantize())
+    y = w4gen.linear(x.float(), pair, activation="silu_mul")
+    assert torch.allclose(y, torch.nn.functional.silu(w4gen.linear(x.float(), gate)) * w4gen.linear(x.float(), up), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "message"),
+    [("int4_g128", "nf4_g64", "make no pairs of rows"), ("nvfp4", "nvfp4", "scale.scale belong to a whole weight")],
+)
+def test_weights_that_make_no_pair_are_refused(one: str, other: str, message: str) -> None:
+    gate, up = (w4gen.Weight.from_float(torch.randn(16, 256), form) for form in (one, other))
+    with pytest.raises(ShapeError, match=message):
+        w4gen.Weight.paired(gate, up)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"activation": "tanh"}, r"activation='tanh': use one of relu, gelu, gelu_tanh, silu, silu_mul"),
+        ({"residual": torch.zeros(3, 19)}, r"residual is \[3, 19\]; y is \[3, 20\]"),
+        ({"residual": torch.zeros(3, 20).to("meta")}, r"residual on meta: move all of them to one device"),
+        ({"activation": "silu_mul", "out": torch.zeros(3, 20).half()}, r"y is torch.float16\[3, 10\]"),
+    ],
+)
+def test_an_epilogue_that_does_not_fit_is_refused(options: dict, message: str) -> None:
+    with pytest.raises(ShapeError, match=message):
+        w4gen.linear(x_of(3), module().weight, **options)

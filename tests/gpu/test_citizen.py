@@ -180,3 +180,23 @@ def test_a_row_of_a_batch_invariant_layer_does_not_depend_on_the_batch(
     assert torch.equal(layer(other)[1::2], whole[1::2])
     truth = x.double() @ w.dequantize(torch.float64).T
     assert ((whole.double() - truth).norm() / truth.norm()).item() < (4e-3 if kind == torch.bfloat16 else 5e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize(("activation", "residual"), [("gelu", True), ("relu", False), ("silu_mul", False)])
+@pytest.mark.parametrize("m", [1, 8, 64, 512])
+@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (1022, 1000)], ids=str)
+def test_an_epilogue_is_what_torch_does_in_f64(
+    n: int, k: int, m: int, activation: str, residual: bool, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("W4GEN_STRICT", "1")
+    it = case("int4_g128", m, n, k, kind, bias=True)
+    added = torch.randn(m, n, device="cuda").to(kind) if residual else None
+    it.layer.activation = activation
+    y, sums = it.layer(it.x, added), it.x.double() @ it.w.T + it.bias.double()
+    silu = torch.nn.functional.silu
+    known = {"gelu": torch.nn.functional.gelu, "relu": torch.relu, "silu_mul": lambda a: silu(a[:, ::2]) * a[:, 1::2]}
+    truth = known[activation](sums)
+    truth = truth if added is None else truth + added.double()
+    assert ((y.double() - truth).norm() / truth.norm()).item() <= 1.5 * it.limit()  # above 128 rows weights are rounded too
+    assert all(torch.equal(it.layer(it.x, added), y) for _ in range(10))

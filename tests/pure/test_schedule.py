@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from w4gen.errors import ArchError, ScheduleError
+from w4gen.errors import ArchError, ScheduleError, ShapeError
 from w4gen.formats import named
 from w4gen.ir.layout import Layout, rows
 from w4gen.ir.lower import lower
@@ -480,3 +480,38 @@ def test_outputs_beyond_the_programs_of_a_grid_are_left_to_the_vendor() -> None:
     problem = Problem(m=(33, 64), n=64 * 65535, k=256, format=named("int4_g128"))
     assert pick(lower(problem), ARCHES["sm_80"]).template == "gemm"
     assert pick(lower(replace(problem, n=problem.n + 1)), ARCHES["sm_80"]).template == "dequant"
+
+
+@pytest.mark.parametrize("options", [{"activation": "gelu"}, {"residual": True}, {"activation": "silu_mul"}])
+@pytest.mark.parametrize("m", [(1, 1), (2, 8)])
+def test_what_is_done_to_sums_is_left_to_portable_templates(m: tuple[int, int], options: dict[str, object]) -> None:
+    plain = Problem(m=m, n=4096, k=4096, format=named("int4_g128"))
+    assert pick(lower(plain), ARCHES["sm_90"]).template in FAST
+    assert pick(lower(replace(plain, **options)), ARCHES["sm_90"]).template == "gemm"
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"activation": "gelu", "residual": True}, " activation=gelu residual=1"),
+        ({"activation": "silu_mul"}, " activation=silu_mul"),
+        ({}, ""),
+    ],
+)
+def test_a_problem_with_an_epilogue_reads_back(options: dict[str, object], text: str) -> None:
+    problem = Problem(m=(1, 8), n=64, k=256, format=named("int4_g128"), bias=True, **options)
+    assert str(problem).endswith(f"bias=1{text}")
+    assert Problem.parse(str(problem)) == problem
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"activation": "tanh"}, "activation='tanh' is not known: use relu, gelu"),
+        ({"activation": "silu_mul", "n": 63}, "silu_mul takes outputs in pairs and adds no residual: n=63"),
+        ({"activation": "silu_mul", "residual": True}, "takes outputs in pairs and adds no residual: n=64, residual=1"),
+    ],
+)
+def test_an_epilogue_that_is_none_is_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ShapeError, match=message):
+        Problem(**{"m": (1, 8), "n": 64, "k": 256, "format": named("int4_g128"), **options})  # type: ignore[arg-type]

@@ -9,9 +9,10 @@ from itertools import dropwhile, takewhile
 from math import prod
 from typing import Any
 
-from w4gen.codegen import tl, walk
+from w4gen.codegen import epilogue, tl, walk
 from w4gen.codegen.index import suffixed
 from w4gen.errors import TemplateError
+from w4gen.ir.problem import PAIRED
 from w4gen.ir.program import Program
 from w4gen.ir.tile import Convert, Dot, Reduce, Slice, Space
 from w4gen.schedule.rewrite import GROUPED
@@ -107,7 +108,7 @@ class Printer:
         in_walked = w.get("quad", 1) * stretch * self.spans
         steps = -(-program.tile(program.source("w.tile")).sizes[walked] // blocks[walked])
         rows = [
-            ("N", program.tile(self.out).sizes["n"], "outputs"),
+            ("N", program.problem.n, "outputs"),
             ("K", program.tile("x").sizes["k"], "inputs"),
             ("BLOCK_M", blocks["m"], "rows of x per program"),
             ("BLOCK_N", blocks["n"], "outputs per program"),
@@ -192,7 +193,7 @@ class Printer:
         return "\n".join(line for name in names if name in self.program.graph for line in self.node(name))
 
     def store(self) -> str:
-        """Add the bias, round and write."""
+        """Add the bias, apply the activation, add the residual, round and write."""
         out, program = self.out, self.program
         lines, roles = [], program.operands(out)
         value, axes = tl.variable(roles["acc"]), tl.dims(program, program.tile(roles["acc"]))
@@ -200,11 +201,37 @@ class Printer:
             lines += self.view(tl.chain(program, roles["bias"]))
             bias = suffixed(tl.variable(roles["bias"]), tl.dims(program, program.tile(roles["bias"])), axes)
             lines.append(f"{value} += {bias}.to(tl.float32)")
+        kind = program.op(out).activation  # type: ignore[union-attr]
+        if kind == PAIRED:
+            lines += self.gated(value, axes)
+        elif kind:
+            lines.append(f"{value} = {epilogue.text(kind, value)}")
+        if "residual" in roles:
+            lines += self.view(tl.chain(program, roles["residual"]))
+            lines.append(f"{value} += {tl.variable(roles['residual'])}.to(tl.float32)")
         m, n = (suffixed(axis, (axis,), axes) for axis in ("m", "n"))
-        row, fits = (f"{m} * N + ", f"({m} < m_count) & ({n} < N)") if "m" in axes else ("", f"{n} < N")
-        lines.append(f"tl.store(y_ptr + {row}{n}, {value}.to({tl.type_of(program.tile(out))}), mask={fits})")
+        wide, at = ("N // 2", f"{n} // 2") if kind == PAIRED else ("N", n)
+        row, fits = (
+            (f"{m} * {wide if wide == 'N' else f'({wide})'} + ", f"({m} < m_count) & ({n} < N)")
+            if "m" in axes
+            else ("", f"{n} < N")
+        )
+        lines.append(f"tl.store(y_ptr + {row}{at}, {value}.to({tl.type_of(program.tile(out))}), mask={fits})")
         self.ledger[out] += 1
         return "\n".join(lines)
+
+    def gated(self, value: str, axes: tuple[str, ...]) -> list[str]:
+        """The lines that make one output of each pair along n, and leave in n the first of each."""
+        if self.blocks["n"] % 2:
+            raise TemplateError(f"{PAIRED} takes outputs in pairs: block_n={self.blocks['n']} is odd, take a multiple of 2")
+        shape = [part for axis in axes for part in (("BLOCK_N // 2", "2") if axis == "n" else (f"BLOCK_{axis.upper()}",))]
+        order = [place for place, part in enumerate(shape) if part != "2"] + [shape.index("2")]
+        turned = "" if order == sorted(order) else f".permute({order})"
+        return [
+            f"gate, up = tl.split({value}.reshape([{', '.join(shape)}]){turned})",
+            f"{value} = {epilogue.text('silu', 'gate')} * up",
+            "n, _ = tl.split(n.reshape([BLOCK_N // 2, 2]))",
+        ]
 
     def view(self, names: list[str], extra: str = "") -> list[str]:
         """One load through the slices, pads and maps `names`."""

@@ -49,7 +49,7 @@ class Kernel:
     def programs(self, piece: Piece, m: int, n: int = 0) -> tuple[int, int, int]:
         """The grid of a function for `m` rows of x (and the first `n` outputs only)."""
         whole = self.problem.n
-        extents = {"m": m, "n": n or whole, "k": self.problem.k, "part": self.schedule.split_k, "y": m * whole}
+        extents = {"m": m, "n": n or whole, "k": self.problem.k, "part": self.schedule.split_k, "y": m * self.problem.outputs}
         counts = [-(-extents[axis] // size) for axis, size in piece.grid]
         for (axis, _), count in list(zip(piece.grid, counts))[1:]:
             if count > GRID:
@@ -187,7 +187,7 @@ def _header(problem: Problem, schedule: Schedule, arch: str) -> str:
     m = str(low) if low == high else f"{low}..{high}"
     asked = f"--m {high} --n {n} --k {k} --format {form.label if is_named(form) else repr(str(form))} --dtype {problem.x}"
     asked += " --bias" if problem.bias else ""
-    if problem.m == EVERY:
+    if problem.m == EVERY or problem.epilogue:
         asked = f"--problem '{replace(problem, layout=None)}'"
     return "\n".join(
         [

@@ -11,8 +11,10 @@ import torch
 from w4gen.errors import FormatError, ShapeError
 from w4gen.formats import named
 from w4gen.ir.layout import Layout
+from w4gen.ir.problem import ACTIVATIONS, PAIRED
 from w4gen.ir.types import Format
 from w4gen.runtime import dtypes
+from w4gen.runtime.epilogue import finished
 from w4gen.runtime.ops import VERSION, refuse_mixed, stored_for
 from w4gen.runtime.weight import Weight
 
@@ -23,17 +25,23 @@ def linear(
     bias: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     batch_invariant: bool = False,
+    activation: str = "",
+    residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`y[..., N] = x[..., K] · wᵀ + bias[N]`, in x's dtype (float16, bfloat16; float32 by the fallback).
 
     With `batch_invariant` the bits of a row of y depend on that row of x alone, not on M or the other rows: slower, as one kernel
-    serves every M. Raises `ShapeError` where x, bias or out do not fit the weight. A weight that is not yet in the layout of x's
-    device is packed anew in every call: keep `stored_for(w, device)`, as `Linear` does.
+    serves every M. An `activation` ("relu", "gelu", "gelu_tanh", "silu") is applied to the sums, and then a `residual` of y's
+    shape added, before they are rounded; "silu_mul" takes rows of w in pairs, gate and up (`Weight.paired`), and gives
+    y[..., N/2]. Where gradients are asked for, both come after rounding.
+
+    Raises `ShapeError` where a tensor does not fit the weight. A weight that is not yet in the layout of x's device is packed
+    anew in every call: keep `stored_for(w, device)`, as `Linear` does.
     """
-    _check(x, w.k, w.n, bias, out)
-    refuse_mixed(x, w.buffers, bias, str(w.format))
+    _check(x, w.k, w.n, bias, activation, residual, out)
+    refuse_mixed(x, w.buffers, bias, str(w.format), residual)
     w = stored_for(w, x.device)
-    y = _call(x, w.buffers, bias, w.n, str(w.format), str(w.layout), batch_invariant)
+    y = _call(x, w.buffers, bias, w.n, str(w.format), str(w.layout), batch_invariant, activation, residual)
     return y if out is None else out.copy_(y)
 
 
@@ -45,22 +53,43 @@ def _call(
     format: str,
     layout: str,
     invariant: bool,
+    activation: str,
+    residual: torch.Tensor | None,
 ) -> torch.Tensor:
-    """The op, for x of any number of dimensions and rows."""
-    rows = x.reshape(-1, x.shape[-1])
-    y = torch.ops.w4gen.linear(rows, list(buffers), bias, n, format, layout, invariant, VERSION)
-    return y.reshape(*x.shape[:-1], n)
+    """The op, for x of any number of dimensions and rows; activation and residual come after it where gradients are asked for."""
+    rows, how = x.reshape(-1, x.shape[-1]), (n, format, layout, invariant)
+    given = [each for each in (x, bias, residual) if each is not None]
+    if (activation or residual is not None) and torch.is_grad_enabled() and any(each.requires_grad for each in given):
+        y = torch.ops.w4gen.linear(rows, list(buffers), bias, *how, "", None, VERSION)
+        return finished(y.reshape(*x.shape[:-1], n), activation, residual)
+    added = None if residual is None else residual.reshape(-1, residual.shape[-1])
+    y = torch.ops.w4gen.linear(rows, list(buffers), bias, *how, activation, added, VERSION)
+    return y.reshape(*x.shape[:-1], y.shape[-1])
 
 
-def _check(x: torch.Tensor, k: int, n: int, bias: torch.Tensor | None, out: torch.Tensor | None = None) -> None:
+def _check(
+    x: torch.Tensor,
+    k: int,
+    n: int,
+    bias: torch.Tensor | None,
+    activation: str,
+    residual: torch.Tensor | None,
+    out: torch.Tensor | None = None,
+) -> None:
     """Shapes and types; whether all are on one device is for the op to see."""
     if x.dim() == 0 or x.shape[-1] != k:
         raise ShapeError(f"x has shape {list(x.shape)}; its last dimension must be K={k}, the inputs of the weight [{n}, {k}]")
     dtypes.of(x, "x")
     if bias is not None and tuple(bias.shape) != (n,):
         raise ShapeError(f"bias is {list(bias.shape)}; the weight needs [{n}]")
-    if out is not None and (tuple(out.shape) != (*x.shape[:-1], n) or out.dtype != x.dtype or out.device != x.device):
-        raise ShapeError(f"out is {out.dtype}{list(out.shape)} on {out.device}; y is {x.dtype}{[*x.shape[:-1], n]} on {x.device}")
+    if activation not in ACTIVATIONS or (activation == PAIRED and (n % 2 or residual is not None)):
+        pairs = f"{PAIRED} takes an even N, here {n}, and no residual"
+        raise ShapeError(f"activation={activation!r}: use one of {', '.join(ACTIVATIONS[1:])}; {pairs}")
+    shape = (*x.shape[:-1], n // 2 if activation == PAIRED else n)
+    if residual is not None and tuple(residual.shape) != shape:
+        raise ShapeError(f"residual is {list(residual.shape)}; y is {list(shape)}")
+    if out is not None and (tuple(out.shape) != shape or out.dtype != x.dtype or out.device != x.device):
+        raise ShapeError(f"out is {out.dtype}{list(out.shape)} on {out.device}; y is {x.dtype}{list(shape)} on {x.device}")
 
 
 def _attribute(part: str) -> str:
@@ -84,15 +113,17 @@ class Linear(torch.nn.Module):
 
     Buffers are those of the Weight, `codes`, `scale` and so on (`scale.scale` is called `scale_scale`); the format, the layout
     and the sizes travel in the state dict beside them, in a tensor of bytes. Gradients reach x and the bias, not the weight.
-    `batch_invariant` may be set at any time: see `linear`.
+    `batch_invariant` and `activation` may be set at any time, and a residual given to a call: see `linear`.
     """
 
     codes: torch.Tensor
     bias: torch.Tensor | None
 
-    def __init__(self, weight: Weight, bias: torch.Tensor | None = None, batch_invariant: bool = False) -> None:
+    def __init__(
+        self, weight: Weight, bias: torch.Tensor | None = None, batch_invariant: bool = False, activation: str = ""
+    ) -> None:
         super().__init__()
-        self.batch_invariant = batch_invariant
+        self.batch_invariant, self.activation = batch_invariant, activation
         self.in_features, self.out_features = weight.k, weight.n
         self.register_buffer("bias", None if bias is None else bias.detach().clone())
         self._hold(weight)
@@ -133,9 +164,10 @@ class Linear(torch.nn.Module):
         """The buffers of the weight, in order."""
         return tuple(self._buffers[name] for name in self._names)  # type: ignore[misc]
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        _check(x, self.in_features, self.out_features, self.bias)
-        return _call(x, self._held(), self.bias, self.out_features, self._format, self._layout, self.batch_invariant)
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        _check(x, self.in_features, self.out_features, self.bias, self.activation, residual)
+        how = self.out_features, self._format, self._layout, self.batch_invariant, self.activation
+        return _call(x, self._held(), self.bias, *how, residual)
 
     def get_extra_state(self) -> torch.Tensor:
         """What the buffers hold, as text in bytes: a tensor, as files of tensors alone are to hold it too."""

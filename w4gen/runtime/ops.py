@@ -18,10 +18,11 @@ import torch
 from w4gen import knobs
 from w4gen.errors import ShapeError, W4Error
 from w4gen.ir.layout import Layout
-from w4gen.ir.problem import EVERY, Problem
+from w4gen.ir.problem import EVERY, PAIRED, Problem
 from w4gen.ir.types import Format
 from w4gen.pipeline import compile
 from w4gen.runtime import dtypes
+from w4gen.runtime.epilogue import finished
 from w4gen.runtime.launch import Launch, aligned, arch_of, capturing, launcher
 from w4gen.runtime.weight import Weight, dequantize
 from w4gen.schedule.rules import bucket
@@ -31,12 +32,13 @@ from w4gen.toolchain import interpreted
 log = logging.getLogger("w4gen")
 library = torch.library.Library("w4gen", "DEF")
 library.define(
-    "linear(Tensor x, Tensor[] weight, Tensor? bias, int n, str format, str layout, bool batch_invariant, int version) -> Tensor"
+    "linear(Tensor x, Tensor[] weight, Tensor? bias, int n, str format, str layout, "
+    "bool batch_invariant, str activation, Tensor? residual, int version) -> Tensor"
 )
 library.define("linear_dx(Tensor dy, Tensor[] weight, int k, str format, str layout, int version) -> Tensor")
 VERSION = 1
 """Of both schemas: what their arguments mean. Graphs that were saved under another are refused."""
-Key = tuple[int | None, torch.dtype, tuple[int, int], int, int, str, str, bool]
+Key = tuple[int | None, torch.dtype, tuple[int, int], int, int, str, str, bool, str, bool]
 LAUNCHES: dict[Key, Launch | None] = {}
 """Launches by question; None where the fallback answers."""
 _MISSES = Lock()
@@ -50,23 +52,27 @@ def on_gpu(
     format: str,
     layout: str,
     batch_invariant: bool = False,
+    activation: str = "",
+    residual: torch.Tensor | None = None,
     version: int = VERSION,
 ) -> torch.Tensor:
     """x [M, K] -> y [M, N] by a generated kernel: that of M's bucket or, where rows must not depend on M, that of every M."""
     _current(version)
-    refuse_mixed(x, weight, bias, format)
+    refuse_mixed(x, weight, bias, format, residual)
     m, k = x.shape
     if m == 0:
-        return x.new_empty((0, n))
-    key = (x.device.index, x.dtype, EVERY if batch_invariant else bucket(m), n, k, format, layout, bias is not None)
+        return x.new_empty((0, n // 2 if activation == PAIRED else n))
+    rows = EVERY if batch_invariant else bucket(m)
+    key = (x.device.index, x.dtype, rows, n, k, format, layout, bias is not None, activation, residual is not None)
     try:
         launch = LAUNCHES[key]
     except KeyError:
         launch = _first(key, x)
     if launch is None:
-        return fallback(x, weight, bias, n, format, layout, batch_invariant)
-    y = torch.empty((m, n), dtype=x.dtype, device=x.device)
-    launch(y, aligned(x), *weight, bias if bias is None or bias.dtype == x.dtype else bias.to(x.dtype), m)
+        return fallback(x, weight, bias, n, format, layout, batch_invariant, activation, residual)
+    y = torch.empty((m, n // 2 if activation == PAIRED else n), dtype=x.dtype, device=x.device)
+    added = () if residual is None else (aligned(residual.to(x.dtype)),)
+    launch(y, aligned(x), *weight, None if bias is None else aligned(bias.to(x.dtype)), *added, m)
     return y
 
 
@@ -78,6 +84,8 @@ def fallback(
     format: str,
     layout: str,
     batch_invariant: bool = False,
+    activation: str = "",
+    residual: torch.Tensor | None = None,
     version: int = VERSION,
 ) -> torch.Tensor:
     """x [M, K] -> y [M, N]: the whole weight dequantized, then a matmul; in f32 on a CPU, in x's type on a GPU.
@@ -91,7 +99,8 @@ def fallback(
     w = dequantize(weight, _format(format), _layout(layout), n, x.shape[1], wide)
     added = None if bias is None else bias.to(x.dtype).to(wide)
     parts = [row.clone() for row in x.to(wide).split(1)] if batch_invariant and x.shape[0] else [x.to(wide)]
-    return torch.cat([torch.nn.functional.linear(part, w, added) for part in parts]).to(x.dtype)
+    sums = torch.cat([torch.nn.functional.linear(part, w, added) for part in parts])
+    return finished(sums, activation, None if residual is None else residual.to(x.dtype)).to(x.dtype)
 
 
 def on_cpu(*call: Any) -> torch.Tensor:
@@ -109,19 +118,34 @@ def input_gradient(
     return (dy.to(wide) @ dequantize(weight, _format(format), _layout(layout), dy.shape[1], k, wide)).to(dy.dtype)
 
 
-def shape_of(rows: torch.Tensor, weight: Any, *rest: Any) -> torch.Tensor:
-    """The shape of either op's result: as many rows, of as many columns as the first number says."""
-    refuse_mixed(
-        rows, weight, rest[0] if isinstance(rest[0], torch.Tensor) else None, next(t for t in rest if isinstance(t, str))
-    )
-    return rows.new_empty((rows.shape[0], next(each for each in rest if isinstance(each, int))))
+def shape_of(
+    x: torch.Tensor,
+    weight: Any,
+    bias: Any,
+    n: int,
+    format: str,
+    layout: str,
+    invariant: bool,
+    activation: str,
+    residual: Any,
+    _: int,
+) -> torch.Tensor:
+    """The shape of y."""
+    refuse_mixed(x, weight, bias, format, residual)
+    return x.new_empty((x.shape[0], n // 2 if activation == PAIRED else n))
 
 
-def autocast(x: torch.Tensor, weight: list[torch.Tensor], bias: torch.Tensor | None, *rest: Any) -> torch.Tensor:
-    """x and the bias in autocast's type, as `nn.Linear` has them; the weight as it is stored."""
+def shape_of_dx(dy: torch.Tensor, weight: Any, k: int, *_: Any) -> torch.Tensor:
+    """The shape of dx."""
+    return dy.new_empty((dy.shape[0], k))
+
+
+def autocast(x: torch.Tensor, weight: list[torch.Tensor], *rest: Any) -> torch.Tensor:
+    """x, the bias and the residual in autocast's type, as `nn.Linear` has them; the weight as it is stored."""
     kind = torch.get_autocast_dtype(x.device.type)
+    given = [each.to(kind) if isinstance(each, torch.Tensor) else each for each in rest]
     with torch.autocast(x.device.type, enabled=False):
-        return torch.ops.w4gen.linear(x.to(kind), weight, None if bias is None else bias.to(kind), *rest)
+        return torch.ops.w4gen.linear(x.to(kind), weight, *given)
 
 
 def vmapped(op: Any) -> Any:
@@ -129,7 +153,7 @@ def vmapped(op: Any) -> Any:
 
     def rule(info: Any, dims: tuple[Any, ...], rows: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, int]:
         if any(dim is not None for dim in torch.utils._pytree.tree_leaves(dims[1:])):
-            raise ShapeError("vmap over weights or biases of w4gen layers is not there: map over x alone, or loop over layers")
+            raise ShapeError("vmap over weights, biases or residuals of w4gen layers is not there: map over x alone, or loop")
         rows = rows.movedim(dims[0], 0)
         y = op(rows.flatten(0, 1), *rest)
         return y.unflatten(0, rows.shape[:2]), 0
@@ -139,21 +163,25 @@ def vmapped(op: Any) -> Any:
 
 def remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     """Keep what the gradient needs."""
-    x, weight, _, _, *ctx.how, _, ctx.version = inputs
+    x, weight, _, _, format, layout, _, ctx.activation, _, version = inputs
+    ctx.how = format, layout, version
     ctx.k = x.shape[1]
     ctx.save_for_backward(*weight)
 
 
 def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-    """dX = dY · W and the bias' gradient; a weight has none."""
+    """dX = dY · W, the bias' gradient and the residual's; a weight has none. Nothing is kept to go back through an activation."""
+    if ctx.activation:
+        raise W4Error(f"activation={ctx.activation} in the op has no gradient: apply it after the op, as w4gen.linear does")
     weight = list(ctx.saved_tensors)
-    dx = torch.ops.w4gen.linear_dx(dy, weight, ctx.k, *ctx.how, ctx.version) if ctx.needs_input_grad[0] else None
-    return dx, [None] * len(weight), dy.sum(0) if ctx.needs_input_grad[2] else None, *[None] * 5
+    dx = torch.ops.w4gen.linear_dx(dy, weight, ctx.k, *ctx.how) if ctx.needs_input_grad[0] else None
+    db = dy.sum(0) if ctx.needs_input_grad[2] else None
+    return dx, [None] * len(weight), db, *[None] * 5, dy if ctx.needs_input_grad[8] else None, None
 
 
 def remember_dx(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     """Keep what the gradient of a gradient needs."""
-    dy, weight, _, *ctx.how, ctx.version = inputs
+    dy, weight, _, ctx.format, ctx.layout, ctx.version = inputs
     ctx.n = dy.shape[1]
     ctx.save_for_backward(*weight)
 
@@ -161,14 +189,8 @@ def remember_dx(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None
 def backward_dx(ctx: Any, ddx: torch.Tensor) -> tuple[Any, ...]:
     """dX is linear in dY, so the gradient of that is the layer itself."""
     weight = list(ctx.saved_tensors)
-    return (
-        torch.ops.w4gen.linear(ddx, weight, None, ctx.n, *ctx.how, False, ctx.version),
-        [None] * len(weight),
-        None,
-        None,
-        None,
-        None,
-    )
+    ddy = torch.ops.w4gen.linear(ddx, weight, None, ctx.n, ctx.format, ctx.layout, False, "", None, ctx.version)
+    return ddy, [None] * len(weight), *[None] * 4
 
 
 library.impl("linear", on_gpu, "CUDA")
@@ -177,8 +199,11 @@ library.impl("linear_dx", input_gradient, "CUDA")
 library.impl("linear_dx", input_gradient, "CPU")
 for kind in ("CUDA", "CPU"):
     library.impl("linear", autocast, f"Autocast{kind}")
-for name, gradient, kept in (("linear", backward, remember), ("linear_dx", backward_dx, remember_dx)):
-    torch.library.register_fake(f"w4gen::{name}", shape_of, lib=library)
+for name, shape, gradient, kept in (
+    ("linear", shape_of, backward, remember),
+    ("linear_dx", shape_of_dx, backward_dx, remember_dx),
+):
+    torch.library.register_fake(f"w4gen::{name}", shape, lib=library)
     torch.library.register_autograd(f"w4gen::{name}", gradient, setup_context=kept, lib=library)
     torch.library.register_vmap(f"w4gen::{name}", vmapped(getattr(torch.ops.w4gen, name)), lib=library)
 
@@ -188,12 +213,14 @@ def _current(version: int) -> None:
         raise W4Error(f"this graph calls version {version} of w4gen.linear; this w4gen has {VERSION}: export the model again")
 
 
-def refuse_mixed(x: torch.Tensor, weight: Iterable[torch.Tensor], bias: torch.Tensor | None, format: str) -> None:
+def refuse_mixed(
+    x: torch.Tensor, weight: Iterable[torch.Tensor], bias: torch.Tensor | None, format: str, residual: torch.Tensor | None
+) -> None:
     """Raise `ShapeError` with the device of each tensor where they are not all on one."""
-    device, given = x.device, (*weight, *(() if bias is None else (bias,)))
-    if any(each.device != device for each in given):
-        names = (*_format(format).parts(1, 1), "bias")
-        places = ", ".join(f"{name} on {each.device}" for name, each in zip(names, given))
+    device = x.device
+    if any(each is not None and each.device != device for each in (*weight, bias, residual)):
+        given = zip((*_format(format).parts(1, 1), "bias", "residual"), (*weight, bias, residual))
+        places = ", ".join(f"{name} on {each.device}" for name, each in given if each is not None)
         raise ShapeError(f"x is on {device}, {places}: move all of them to one device")
 
 
@@ -215,12 +242,13 @@ def _first(key: Key, x: torch.Tensor) -> Launch | None:
 
 
 def _launch(key: Key, device: torch.device) -> Launch | None:
-    _, x_dtype, m, n, k, format, layout, bias = key
+    _, x_dtype, m, n, k, format, layout, bias, activation, residual = key
     if x_dtype == torch.float32:
         why = "x is float32; kernels take float16 and bfloat16"
     else:
         x = dtypes.OURS[x_dtype]
-        problem = Problem(m=m, n=n, k=k, format=_format(format), layout=_layout(layout), x=x, y=x, bias=bias)
+        sizes: Any = {"m": m, "n": n, "k": k, "format": _format(format), "layout": _layout(layout)}
+        problem = Problem(**sizes, x=x, y=x, bias=bias, activation=activation, residual=residual)
         try:
             return launcher(compile(problem, arch_of(device)), device)
         except W4Error as error:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from w4gen.errors import ScheduleError
 from w4gen.ir.groups import spans
 from w4gen.ir.layout import QUAD, Layout
-from w4gen.ir.problem import EVERY, Problem
+from w4gen.ir.problem import EVERY, PAIRED, Problem
 from w4gen.ir.program import Program
 from w4gen.ir.types import F16, DType, Format
 from w4gen.schedule import rewrite
@@ -113,8 +113,8 @@ def _fast(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
     if "gluon" not in arch.features or not exact or form.zero_mode not in (None, "integer") or not block_k or problem.k % 8:
         return None
     n, k, m = problem.n, problem.k, problem.m[1]
-    if problem.far:
-        return None  # their offsets have 32 bits
+    if problem.far or problem.epilogue:
+        return None  # their offsets have 32 bits, and they store sums as they are
     plain = not looked_up and form.zero is None  # what gemm decodes as fast
     if m > 32 or (plain and ((m > 8 and k > (4096 if block_k == 128 else 8192)) or (m > 16 and n * k > 2**22))):
         return None  # each program would read too much of x: gemm reads it once for more outputs
@@ -224,7 +224,7 @@ def _lanes(problem: Problem, layout: Layout, arch: Arch) -> Schedule:
         warps, block_n = 1, 4 if n >= 8192 else 2
     else:
         warps = 4 if n < 8192 and k >= 8192 else 2
-        block_n = 8 if n >= 8192 else 4 if n >= 4096 else 2 if n > 512 else 1
+        block_n = 8 if n >= 8192 else 4 if n >= 4096 else 2 if n > 512 or problem.activation == PAIRED else 1
     of_warp = arch.warp * QUAD * layout.narrowest.per_unit
     while warps > 1 and warps // 2 * of_warp >= k:
         warps //= 2
