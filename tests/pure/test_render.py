@@ -506,6 +506,7 @@ NODES: dict[str, tuple[str, object, object]] = {
     "loop of a sum": ("acc", Reduce(("span",)), None),
     "type of y": ("y", None, F32),
     "size of y": ("y", Store((("m", 1), ("n", 255))), None),
+    "activation": ("y", Store((("m", 1), ("n", 256)), "relu"), None),
 }
 
 
@@ -547,6 +548,7 @@ LEFT_NODES: dict[str, tuple[str, object, object]] = {
     "type of the last sum": ("acc", None, F16),
     "type of y": ("y", None, F32),
     "size of y": ("y", Store((("m", 32), ("n", 255))), None),
+    "activation": ("y", Store((("m", 32), ("n", 256)), "relu"), None),
 }
 
 

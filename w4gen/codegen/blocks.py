@@ -233,7 +233,7 @@ class GemmPrinter(BlockPrinter):
         steps = -(-self.program.tile(self.program.source("w.tile")).sizes["k"] // self.blocks["k"])
         split = self.program.tile("parts").sizes["part"] if "parts" in self.program.graph else 1
         rows = [
-            ("N", self.program.problem.n, "outputs"),
+            ("N", self.sums, "outputs"),
             ("K", self.program.tile("x").sizes["k"], "inputs"),
             ("BLOCK_M", self.blocks["m"], "rows of x per program"),
             ("BLOCK_N", self.blocks["n"], "outputs per program"),
@@ -277,7 +277,7 @@ class GemmPrinter(BlockPrinter):
         self.ledger.update(["acc", self.out])
         if program.op("acc") != Reduce(("part",)) or program.tile("acc").element != F32:
             raise TemplateError(f"acc ({program.op('acc')}) is not the f32 sum over part that this function adds up")
-        kind = program.op(self.out).activation  # type: ignore[union-attr]
+        kind = self.activation
         if kind == PAIRED:
             lines = [*self.added("gate", "2 * at"), *self.added("up", "2 * at + 1")]
             lines.append(f"acc = {epilogue.text('silu', 'gate')} * up")

@@ -27,8 +27,8 @@ class GluonPrinter(Printer):
 
     def __init__(self, program: Program, schedule: Schedule) -> None:
         super().__init__(program, schedule)
-        if program.problem.epilogue:
-            raise TemplateError(f"{schedule.template} stores sums as they are: {program.problem.epilogue} is for gemm")
+        if self.activation or "residual" in program.operands(self.out):
+            raise TemplateError(f"{schedule.template} stores sums as they are: an activation or a residual is for gemm")
         layout = tl.order(program, "codes")
         self.order = Order(layout, 2)
         self.how, self.bits = tl.decoding(program), program.problem.format.bits

@@ -82,6 +82,16 @@ class Printer:
         return [name for name, tile in tiles.items() if prod(tile.shape) >= 2**31]
 
     @property
+    def activation(self) -> str:
+        """What the store applies to the sums."""
+        return str(self.program.op(self.out).activation)  # type: ignore[union-attr]
+
+    @property
+    def sums(self) -> int:
+        """Sums of a row of x: one for each column of y, or two where y is made of pairs."""
+        return self.program.tile(self.out).sizes["n"] * (2 if self.activation == PAIRED else 1)
+
+    @property
     def far(self) -> bool:
         """Whether x, y or partial sums have 2**31 elements or more."""
         split = self.program.tile("parts").sizes["part"] if "parts" in self.program.graph else 1
@@ -108,7 +118,7 @@ class Printer:
         in_walked = w.get("quad", 1) * stretch * self.spans
         steps = -(-program.tile(program.source("w.tile")).sizes[walked] // blocks[walked])
         rows = [
-            ("N", program.problem.n, "outputs"),
+            ("N", self.sums, "outputs"),
             ("K", program.tile("x").sizes["k"], "inputs"),
             ("BLOCK_M", blocks["m"], "rows of x per program"),
             ("BLOCK_N", blocks["n"], "outputs per program"),
@@ -201,7 +211,7 @@ class Printer:
             lines += self.view(tl.chain(program, roles["bias"]))
             bias = suffixed(tl.variable(roles["bias"]), tl.dims(program, program.tile(roles["bias"])), axes)
             lines.append(f"{value} += {bias}.to(tl.float32)")
-        kind = program.op(out).activation  # type: ignore[union-attr]
+        kind = self.activation
         if kind == PAIRED:
             lines += self.gated(value, axes)
         elif kind:
