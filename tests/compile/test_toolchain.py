@@ -62,9 +62,10 @@ def test_several_rows_of_what_gemm_does_not_read_compile_for_every_arch(arch: st
     check(toolchain.build(kernel, ARCHES[arch]), arch)
 
 
-@pytest.mark.parametrize(("form", "template"), [("int4_g128", "gemm"), ("nf4_g64", "gemm"), ("int3_g64", "gemv")])
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-def test_the_kernel_of_every_m_compiles(arch: str, form: str, template: str) -> None:
+@pytest.mark.parametrize(
+    ("form", "template", "arch"), [("int4_g128", "gemm", "sm_90"), ("nf4_g64", "gemm", "sm_80"), ("int3_g64", "gemv", "sm_90")]
+)
+def test_the_kernel_of_every_m_compiles(form: str, template: str, arch: str) -> None:
     """Its offsets of rows have 64 bits."""
     kernel = pipeline.compile(Problem(m=EVERY, n=4096, k=4096, format=named(form)), ARCHES[arch])
     assert kernel.name == template
@@ -72,7 +73,7 @@ def test_the_kernel_of_every_m_compiles(arch: str, form: str, template: str) -> 
 
 
 @pytest.mark.parametrize("options", [{"activation": "gelu", "residual": True}, {"activation": "silu_mul"}], ids=str)
-@pytest.mark.parametrize(("m", "arch"), [((1, 1), "sm_75"), ((1, 1), "sm_90"), ((9, 16), "sm_90"), ((33, 64), "sm_80")], ids=str)
+@pytest.mark.parametrize(("m", "arch"), [((1, 1), "sm_75"), ((9, 16), "sm_90")], ids=str)
 def test_an_epilogue_compiles(m: tuple[int, int], arch: str, options: dict[str, object]) -> None:
     kernel = pipeline.compile(Problem(m=m, n=4096, k=4096, format=named("int4_g128"), bias=True, **options), ARCHES[arch])
     check(toolchain.build(kernel, ARCHES[arch]), arch)
