@@ -233,6 +233,16 @@ def test_the_command_of_a_changed_kernel_makes_it_again(tmp_path: Path) -> None:
     assert w4gen(*shlex.split(command), cache=tmp_path).stdout == text
 
 
+def test_a_kernel_of_every_m_says_how_it_is_made_again(tmp_path: Path) -> None:
+    problem = "m=1..2147483647 n=64 k=256 format=nf4(bits=4,codebook=[%s],group=64,scale=f16) x=f16 y=f16 accumulate=f32 bias=0"
+    problem %= ",".join(map(str, range(16)))
+    options = ["--problem", problem, "--arch", "sm_90", "--emit", "py"]
+    text = w4gen("compile", *options, cache=tmp_path).stdout
+    command = text.splitlines()[1].partition("made by: w4gen ")[2]
+    assert w4gen(*shlex.split(command), cache=tmp_path).stdout == text
+    assert "BLOCK_M = tl.constexpr(32)" in text
+
+
 def own_templates(folder: Path, old: str = "", new: str = "") -> Path:
     """A folder with w4gen's gemv template, changed."""
     folder.mkdir()

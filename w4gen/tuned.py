@@ -70,7 +70,8 @@ class Row:
 
 def question(problem: Problem) -> str:
     """What a tuned row answers."""
-    return f"m={problem.m[0]}..{problem.m[1]} n={problem.n} k={problem.k} {problem.format} {problem.x}->{problem.y}"
+    sizes = f"m={problem.m[0]}..{problem.m[1]} n={problem.n} k={problem.k}"
+    return f"{sizes} {problem.format} {problem.x}->{problem.y} {problem.epilogue}".rstrip()
 
 
 def tuned(problem: Problem, arch: Arch) -> Row | None:

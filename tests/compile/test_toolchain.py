@@ -13,8 +13,9 @@ import w4gen
 from w4gen import Format, api, cache, pipeline, toolchain
 from w4gen.codegen.render import Kernel
 from w4gen.errors import ForbiddenError, ToolchainError, W4Error
-from w4gen.formats import FAMILIES
+from w4gen.formats import FAMILIES, named
 from w4gen.ir.layout import rows
+from w4gen.ir.problem import EVERY, Problem
 from w4gen.schedule.arch import ARCHES
 
 SHAPES = {
@@ -58,6 +59,23 @@ def test_several_rows_of_what_gemm_does_not_read_compile_for_every_arch(arch: st
     """gemv with x on the left: codes in rows, as blocks of fragments would pad them too much."""
     kernel = w4gen.compile("16x600x4096", "int4_g128", arch=arch)
     assert (kernel.name, kernel.schedule.unit) == ("gemv", "mma")
+    check(toolchain.build(kernel, ARCHES[arch]), arch)
+
+
+@pytest.mark.parametrize(
+    ("form", "template", "arch"), [("int4_g128", "gemm", "sm_90"), ("nf4_g64", "gemm", "sm_80"), ("int3_g64", "gemv", "sm_90")]
+)
+def test_the_kernel_of_every_m_compiles(form: str, template: str, arch: str) -> None:
+    """Its offsets of rows have 64 bits."""
+    kernel = pipeline.compile(Problem(m=EVERY, n=4096, k=4096, format=named(form)), ARCHES[arch])
+    assert kernel.name == template
+    check(toolchain.build(kernel, ARCHES[arch]), arch)
+
+
+@pytest.mark.parametrize("options", [{"activation": "gelu", "residual": True}, {"activation": "silu_mul"}], ids=str)
+@pytest.mark.parametrize(("m", "arch"), [((1, 1), "sm_75"), ((9, 16), "sm_90")], ids=str)
+def test_an_epilogue_compiles(m: tuple[int, int], arch: str, options: dict[str, object]) -> None:
+    kernel = pipeline.compile(Problem(m=m, n=4096, k=4096, format=named("int4_g128"), bias=True, **options), ARCHES[arch])
     check(toolchain.build(kernel, ARCHES[arch]), arch)
 
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import w4gen
 from w4gen import Format, toolchain
 from w4gen.codegen.blocks import DensePrinter
-from w4gen.errors import ShapeError
+from w4gen.errors import ShapeError, W4Error
 from w4gen.formats import named
 from w4gen.ir.layout import Layout, rows
 from w4gen.ir.lower import lower
@@ -699,3 +699,16 @@ def test_rows_too_ragged_for_a_wider_layout_run_the_kernel_too(k: int, no_fallba
     """Where the layout that kernels read is the canonical one, the op still takes the kernel."""
     case = cases.call("nf4_g64", 2, 26, k)
     assert case.error(w4gen.Linear(case.w)(case.x)) <= case.limit(kernel_for(case))
+
+
+def test_a_first_call_inside_a_capture_names_the_call_that_warms_up(monkeypatch: pytest.MonkeyPatch, no_fallback: None) -> None:
+    case = cases.call("int4_g128", 1, 16, 256)
+    layer, here = w4gen.Linear(case.w), ops.capturing
+    monkeypatch.setattr(ops, "capturing", lambda device: True)
+    with pytest.raises(W4Error, match=r"call layer\(torch.zeros\(1, 256, dtype=torch.float16, device='cpu'\)\) once before"):
+        layer(case.x)
+    assert not ops.LAUNCHES
+    monkeypatch.setattr(ops, "capturing", here)
+    y = layer(case.x)
+    monkeypatch.setattr(ops, "capturing", lambda device: True)
+    assert torch.equal(layer(case.x), y)

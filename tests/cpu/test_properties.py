@@ -68,7 +68,7 @@ def by_kernel(problem: Problem, x: torch.Tensor, w: w4gen.Weight, bias: torch.Te
 
 
 def by_fallback(problem: Problem, x: torch.Tensor, w: w4gen.Weight, bias: torch.Tensor | None) -> torch.Tensor:
-    return ops.fallback(x, *w.buffers, bias, w.n, str(w.format), str(w.layout))
+    return ops.fallback(x, list(w.buffers), bias, w.n, str(w.format), str(w.layout))
 
 
 @settings(max_examples=80)

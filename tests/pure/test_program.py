@@ -6,6 +6,7 @@ import ast
 import itertools
 from dataclasses import replace
 
+import activations
 import networkx as nx
 import numpy as np
 import oracle
@@ -519,3 +520,25 @@ def test_verify_refuses_kept_tiles_outside_global_memory() -> None:
 def test_verify_returns_a_legal_program_itself() -> None:
     program = apply(program_of(), Schedule(template="gemv", block_k=256), PORTABLE)
     assert verify(program, PORTABLE, 4) is program
+
+
+@pytest.mark.parametrize(("activation", "residual"), [("gelu", True), ("silu", False), (activations.PAIRED, False), ("", True)])
+@pytest.mark.parametrize(
+    ("m", "n", "k", "arch"), [((1, 1), 26, 200, "portable"), ((2, 5), 26, 200, "sm_80"), ((17, 20), 80, 1280, "sm_80")]
+)
+def test_an_epilogue_means_the_same_before_and_after_a_schedule(
+    m: tuple[int, int], n: int, k: int, arch: str, activation: str, residual: bool
+) -> None:
+    problem = Problem(m=m, n=n, k=k, format=named("int4_g128"), bias=True)
+    case = weights.case(problem, oracle.INT4)
+    data, truth = dict(case.data), activations.activated(case.truth, activation)
+    if residual:
+        data["residual"] = np.float16(np.random.default_rng(5).standard_normal(truth.shape))
+        truth = truth + data["residual"].astype(np.float64)
+    program = lower(replace(problem, activation=activation, residual=residual))
+    scheduled = apply(program, pick(program, replace(ARCHES[arch], features=frozenset())), ARCHES[arch])
+    for each in (program, scheduled):
+        y = interpret(each, data)
+        assert y.shape == truth.shape
+        assert oracle.error(y.astype(np.float64), truth) <= oracle.limit("f16", truth.size, 1, k)
+    assert activation in show(program)

@@ -526,6 +526,7 @@ NODES: dict[str, tuple[str, object, object]] = {
     "loop of a sum": ("acc", Reduce(("span",)), None),
     "type of y": ("y", None, F32),
     "size of y": ("y", Store((("m", 1), ("n", 255))), None),
+    "activation": ("y", Store((("m", 1), ("n", 256)), "relu"), None),
 }
 
 
@@ -567,6 +568,7 @@ LEFT_NODES: dict[str, tuple[str, object, object]] = {
     "type of the last sum": ("acc", None, F16),
     "type of y": ("y", None, F32),
     "size of y": ("y", Store((("m", 32), ("n", 255))), None),
+    "activation": ("y", Store((("m", 32), ("n", 256)), "relu"), None),
 }
 
 
@@ -704,7 +706,7 @@ def test_a_carried_sum_is_noticed(line: str) -> None:
 
 
 PIECES = {
-    ("gemv", (1, 1)): [("gemv", (("n", 1),))],
+    ("gemv", (1, 1)): [("gemv", (("n", 1), ("m", 1)))],
     ("gemm", (17, 32)): [("gemm", (("m", 32), ("n", 64), ("part", 1))), ("add_parts", (("y", 1024),))],
     ("dequant", (129, 2**31 - 1)): [("dequant", (("k", 512), ("n", 4)))],
     ("gemv_mma", (2, 8)): [("gemv_mma", (("n", 16), ("m", 8)))],

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from w4gen.errors import ArchError, ScheduleError
+from w4gen.errors import ArchError, ScheduleError, ShapeError
 from w4gen.formats import named
 from w4gen.ir.layout import Layout, rows
 from w4gen.ir.lower import lower
-from w4gen.ir.problem import Problem
+from w4gen.ir.problem import EVERY, Problem
 from w4gen.ir.program import Builder, rewrite
 from w4gen.ir.tile import Space
 from w4gen.ir.types import BF16, F16, F32, DType, Format
@@ -466,3 +466,67 @@ def test_a_call_moves_the_rows_that_it_has(name: str, bucketed: tuple[int, int],
 def test_scales_in_f32_count_four_bytes() -> None:
     program = scheduled(Schedule(template="gemv"), format=Format("int4", origin=-8.0, group=64, scale=F32))
     assert bytes_moved(program, 1)["scale.stored"] == 64 * 16 * 4
+
+
+@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64", "uint4_g32_m", "int3_g64"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_120"])
+def test_every_m_is_answered_by_one_schedule_on_matrix_cores(arch: str, form: str) -> None:
+    chosen = pick(lower(Problem(m=EVERY, n=4096, k=4096, format=named(form))), ARCHES[arch])
+    assert (chosen.unit, chosen.split_k, chosen.template in FAST) == ("mma", 1, False)
+
+
+@pytest.mark.parametrize("arch", ["portable", "sm_75", "gfx942"])
+def test_every_m_is_refused_where_only_the_vendor_multiplies_many_rows(arch: str) -> None:
+    problem = Problem(m=EVERY, n=64, k=256, format=named("int4_g128"))
+    with pytest.raises(ScheduleError, match=r"no kernel for every M \(batch-invariant\)"):
+        pick(lower(problem), ARCHES[arch])
+    dense = pick(lower(replace(problem, m=(129, 2**31 - 1))), ARCHES[arch])
+    with pytest.raises(ScheduleError, match="unit=vendor adds up in an order that depends on M: for every M take unit=mma"):
+        apply(lower(problem), dense, ARCHES[arch])
+
+
+def test_rows_too_far_for_offsets_of_32_bits_are_left_to_gemm() -> None:
+    problem = Problem(m=(2, 8), n=256, k=2**28, format=named("uint4_g128_z"))
+    assert pick(lower(problem), ARCHES["sm_90"]).template == "gemm"
+    assert pick(lower(replace(problem, k=2**27)), ARCHES["sm_90"]).template == "gemv_mma"
+
+
+def test_outputs_beyond_the_programs_of_a_grid_are_left_to_the_vendor() -> None:
+    problem = Problem(m=(33, 64), n=64 * 65535, k=256, format=named("int4_g128"))
+    assert pick(lower(problem), ARCHES["sm_80"]).template == "gemm"
+    assert pick(lower(replace(problem, n=problem.n + 1)), ARCHES["sm_80"]).template == "dequant"
+
+
+@pytest.mark.parametrize("options", [{"activation": "gelu"}, {"residual": True}, {"activation": "silu_mul"}])
+@pytest.mark.parametrize("m", [(1, 1), (2, 8)])
+def test_what_is_done_to_sums_is_left_to_portable_templates(m: tuple[int, int], options: dict[str, object]) -> None:
+    plain = Problem(m=m, n=4096, k=4096, format=named("int4_g128"))
+    assert pick(lower(plain), ARCHES["sm_90"]).template in FAST
+    assert pick(lower(replace(plain, **options)), ARCHES["sm_90"]).template == "gemm"
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"activation": "gelu", "residual": True}, " activation=gelu residual=1"),
+        ({"activation": "silu_mul"}, " activation=silu_mul"),
+        ({}, ""),
+    ],
+)
+def test_a_problem_with_an_epilogue_reads_back(options: dict[str, object], text: str) -> None:
+    problem = Problem(m=(1, 8), n=64, k=256, format=named("int4_g128"), bias=True, **options)
+    assert str(problem).endswith(f"bias=1{text}")
+    assert Problem.parse(str(problem)) == problem
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"activation": "tanh"}, "activation='tanh' is not known: use relu, gelu"),
+        ({"activation": "silu_mul", "n": 63}, "silu_mul takes outputs in pairs and adds no residual: n=63"),
+        ({"activation": "silu_mul", "residual": True}, "takes outputs in pairs and adds no residual: n=64, residual=1"),
+    ],
+)
+def test_an_epilogue_that_is_none_is_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ShapeError, match=message):
+        Problem(**{"m": (1, 8), "n": 64, "k": 256, "format": named("int4_g128"), **options})  # type: ignore[arg-type]

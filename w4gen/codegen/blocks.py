@@ -7,12 +7,13 @@ from itertools import takewhile
 from math import prod
 from typing import Any
 
-from w4gen.codegen import tl
+from w4gen.codegen import epilogue, tl
 from w4gen.codegen.index import Index, Term
 from w4gen.codegen.printer import Printer, constants
 from w4gen.errors import TemplateError
 from w4gen.ir import decode as d
 from w4gen.ir.layout import Digit, Layout
+from w4gen.ir.problem import PAIRED
 from w4gen.ir.program import Program
 from w4gen.ir.tile import Pad, Reduce
 from w4gen.ir.types import F32
@@ -251,7 +252,7 @@ class GemmPrinter(BlockPrinter):
         steps = -(-self.program.tile(self.program.source("w.tile")).sizes["k"] // self.blocks["k"])
         split = self.program.tile("parts").sizes["part"] if "parts" in self.program.graph else 1
         rows = [
-            ("N", self.program.tile(self.out).sizes["n"], "outputs"),
+            ("N", self.sums, "outputs"),
             ("K", self.program.tile("x").sizes["k"], "inputs"),
             ("BLOCK_M", self.blocks["m"], "rows of x per program"),
             ("BLOCK_N", self.blocks["n"], "outputs per program"),
@@ -277,18 +278,32 @@ class GemmPrinter(BlockPrinter):
         at = "(share * m_count + m[None, :]) * N + n[:, None]"
         return f"tl.store(parts_ptr + {at}, parts, mask=(m[None, :] < m_count) & (n[:, None] < N))"
 
+    def added(self, name: str, at: str) -> list[str]:
+        """The lines that add up the partial sums at `at` of [m, N], and the bias."""
+        lines = [
+            f"{name} = tl.load(parts_ptr + {at}, mask=inside, other=0.0)",
+            "for share in tl.static_range(1, SPLIT):",
+            f"    {name} += tl.load(parts_ptr + share * m_count * N + {at}, mask=inside, other=0.0)",
+        ]
+        if "bias" in self.program.operands(self.out):
+            column = f"{at} % N" if at.isidentifier() else f"({at}) % N"
+            lines.append(f"{name} += tl.load(bias_ptr + {column}, mask=inside, other=0.0).to(tl.float32)")
+        return lines
+
     def finish(self) -> str:
-        """The second kernel's lines: add the partial sums of `at` in order, round, write."""
+        """The second kernel's lines: add the partial sums of `at` in order, do what is done to sums, round, write."""
         program, roles = self.program, self.program.operands(self.out)
         self.ledger.update(["acc", self.out])
         if program.op("acc") != Reduce(("part",)) or program.tile("acc").element != F32:
             raise TemplateError(f"acc ({program.op('acc')}) is not the f32 sum over part that this function adds up")
-        lines = [
-            "acc = tl.load(parts_ptr + at, mask=inside, other=0.0)",
-            "for share in tl.static_range(1, SPLIT):",
-            "    acc += tl.load(parts_ptr + share * m_count * N + at, mask=inside, other=0.0)",
-        ]
-        if "bias" in roles:
-            self.ledger.update(tl.chain(program, roles["bias"]))
-            lines.append("acc += tl.load(bias_ptr + at % N, mask=inside, other=0.0).to(tl.float32)")
+        kind = self.activation
+        if kind == PAIRED:
+            lines = [*self.added("gate", "2 * at"), *self.added("up", "2 * at + 1")]
+            lines.append(f"acc = {epilogue.text('silu', 'gate')} * up")
+        else:
+            lines = self.added("acc", "at") + ([f"acc = {epilogue.text(kind, 'acc')}"] if kind else [])
+        if "residual" in roles:
+            self.ledger.update(tl.chain(program, roles["residual"]))
+            lines.append("acc += tl.load(residual_ptr + at, mask=inside, other=0.0).to(tl.float32)")
+        self.ledger.update(tl.chain(program, roles["bias"]) if "bias" in roles else [])
         return "\n".join([*lines, f"tl.store(y_ptr + at, acc.to({tl.type_of(program.tile(self.out))}), mask=inside)"])

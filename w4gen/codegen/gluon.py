@@ -23,9 +23,12 @@ class GluonPrinter(Printer):
     """What both fast templates call: words and scales of a thread, and the left operands they decode to."""
 
     DOT: Dot
+    FAR = False
 
     def __init__(self, program: Program, schedule: Schedule) -> None:
         super().__init__(program, schedule)
+        if self.activation or "residual" in program.operands(self.out):
+            raise TemplateError(f"{schedule.template} stores sums as they are: an activation or a residual is for gemm")
         layout = tl.order(program, "codes")
         self.order = Order(layout, 2)
         self.how, self.bits = tl.decoding(program), program.problem.format.bits

@@ -9,9 +9,10 @@ from itertools import dropwhile, takewhile
 from math import prod
 from typing import Any
 
-from w4gen.codegen import tl, walk
+from w4gen.codegen import epilogue, tl, walk
 from w4gen.codegen.index import suffixed
 from w4gen.errors import TemplateError
+from w4gen.ir.problem import PAIRED
 from w4gen.ir.program import Program
 from w4gen.ir.tile import Convert, Dot, Reduce, Slice, Space
 from w4gen.schedule.rewrite import GROUPED
@@ -36,6 +37,8 @@ class Printer:
     """What multiplies in a program that the template is made for, and the side of w."""
     WIDE = False
     """Whether the template can take indices of 64 bits."""
+    FAR = True
+    """Whether the template's offsets of rows can have 64 bits."""
 
     def __init__(self, program: Program, schedule: Schedule) -> None:
         self.program, self.schedule = program, Choices(schedule)
@@ -78,23 +81,44 @@ class Printer:
         tiles = {name: program.tile(name) for name in (*program.kept, *own) if program.tile(name).space is Space.GLOBAL}
         return [name for name, tile in tiles.items() if prod(tile.shape) >= 2**31]
 
+    @property
+    def activation(self) -> str:
+        """What the store applies to the sums."""
+        return str(self.program.op(self.out).activation)  # type: ignore[union-attr]
+
+    @property
+    def sums(self) -> int:
+        """Sums of a row of x: one for each column of y, or two where y is made of pairs."""
+        return self.program.tile(self.out).sizes["n"] * (2 if self.activation == PAIRED else 1)
+
+    @property
+    def far(self) -> bool:
+        """Whether x, y or partial sums have 2**31 elements or more."""
+        split = self.program.tile("parts").sizes["part"] if "parts" in self.program.graph else 1
+        return self.program.problem.far or split * self.program.problem.m[1] * self.program.problem.n >= 2**31
+
+    @property
+    def many(self) -> bool:
+        """Whether rows of x are shared out to several programs."""
+        return self.blocks.get("m", self.program.problem.m[1]) < self.program.problem.m[1]
+
     def calls(self) -> dict[str, Any]:
         if self.wide and not self.WIDE:
             raise TemplateError(f"{self.wide[0]} has more elements than indices of 32 bits reach: take unit=vendor")
+        if self.far and not self.FAR:
+            raise TemplateError(f"x or y has more elements than offsets of 32 bits reach, which {self.schedule.template} has")
         names = ("constants", "weights", "magic", "load", "decode", "zeros", "dot", "scale", "reduce", "store")
-        return {name: getattr(self, name) for name in names} | {"wide": bool(self.wide)}
+        return {name: getattr(self, name) for name in names} | {"wide": bool(self.wide), "far": self.far, "many": self.many}
 
     def constants(self) -> str:
         """Sizes of the problem and of its tiles, as constants."""
         program, w, blocks = self.program, self.program.tile("w.tile").sizes, self.blocks
         walked = "lane" if "lane" in blocks else "word"
-        if ("mma", "left") not in self.UNITS and blocks["m"] < program.problem.m[1]:
-            raise TemplateError(f"one program computes all rows of x: block_m={blocks['m']} is below {program.problem.m[1]}")
         stretch = program.tile("w.codes" if "w.codes" in program.graph else "w.tile").sizes["code"]
         in_walked = w.get("quad", 1) * stretch * self.spans
         steps = -(-program.tile(program.source("w.tile")).sizes[walked] // blocks[walked])
         rows = [
-            ("N", program.tile(self.out).sizes["n"], "outputs"),
+            ("N", self.sums, "outputs"),
             ("K", program.tile("x").sizes["k"], "inputs"),
             ("BLOCK_M", blocks["m"], "rows of x per program"),
             ("BLOCK_N", blocks["n"], "outputs per program"),
@@ -179,7 +203,7 @@ class Printer:
         return "\n".join(line for name in names if name in self.program.graph for line in self.node(name))
 
     def store(self) -> str:
-        """Add the bias, round and write."""
+        """Add the bias, apply the activation, add the residual, round and write."""
         out, program = self.out, self.program
         lines, roles = [], program.operands(out)
         value, axes = tl.variable(roles["acc"]), tl.dims(program, program.tile(roles["acc"]))
@@ -187,11 +211,37 @@ class Printer:
             lines += self.view(tl.chain(program, roles["bias"]))
             bias = suffixed(tl.variable(roles["bias"]), tl.dims(program, program.tile(roles["bias"])), axes)
             lines.append(f"{value} += {bias}.to(tl.float32)")
+        kind = self.activation
+        if kind == PAIRED:
+            lines += self.gated(value, axes)
+        elif kind:
+            lines.append(f"{value} = {epilogue.text(kind, value)}")
+        if "residual" in roles:
+            lines += self.view(tl.chain(program, roles["residual"]))
+            lines.append(f"{value} += {tl.variable(roles['residual'])}.to(tl.float32)")
         m, n = (suffixed(axis, (axis,), axes) for axis in ("m", "n"))
-        row, fits = (f"{m} * N + ", f"({m} < m_count) & ({n} < N)") if "m" in axes else ("", f"{n} < N")
-        lines.append(f"tl.store(y_ptr + {row}{n}, {value}.to({tl.type_of(program.tile(out))}), mask={fits})")
+        wide, at = ("N // 2", f"{n} // 2") if kind == PAIRED else ("N", n)
+        row, fits = (
+            (f"{m} * {wide if wide == 'N' else f'({wide})'} + ", f"({m} < m_count) & ({n} < N)")
+            if "m" in axes
+            else ("", f"{n} < N")
+        )
+        lines.append(f"tl.store(y_ptr + {row}{at}, {value}.to({tl.type_of(program.tile(out))}), mask={fits})")
         self.ledger[out] += 1
         return "\n".join(lines)
+
+    def gated(self, value: str, axes: tuple[str, ...]) -> list[str]:
+        """The lines that make one output of each pair along n, and leave in n the first of each."""
+        if self.blocks["n"] % 2:
+            raise TemplateError(f"{PAIRED} takes outputs in pairs: block_n={self.blocks['n']} is odd, take a multiple of 2")
+        shape = [part for axis in axes for part in (("BLOCK_N // 2", "2") if axis == "n" else (f"BLOCK_{axis.upper()}",))]
+        order = [place for place, part in enumerate(shape) if part != "2"] + [shape.index("2")]
+        turned = "" if order == sorted(order) else f".permute({order})"
+        return [
+            f"gate, up = tl.split({value}.reshape([{', '.join(shape)}]){turned})",
+            f"{value} = {epilogue.text('silu', 'gate')} * up",
+            "n, _ = tl.split(n.reshape([BLOCK_N // 2, 2]))",
+        ]
 
     def view(self, names: list[str], extra: str = "") -> list[str]:
         """One load through the slices, pads and maps `names`."""

@@ -15,14 +15,14 @@ from w4gen.codegen import tl
 from w4gen.codegen.blocks import DensePrinter, GemmPrinter
 from w4gen.codegen.gluon import HalfPrinter, MmaPrinter
 from w4gen.codegen.printer import Printer
-from w4gen.errors import TemplateError
+from w4gen.errors import ShapeError, TemplateError
 from w4gen.formats import is_named
 from w4gen.ir.lower import lower
-from w4gen.ir.problem import Problem
+from w4gen.ir.problem import EVERY, Problem
 from w4gen.ir.program import Program
 from w4gen.ir.tile import Space
 from w4gen.schedule.apply import apply
-from w4gen.schedule.arch import ARCHES
+from w4gen.schedule.arch import ARCHES, GRID
 from w4gen.schedule.schedule import Schedule
 
 
@@ -49,8 +49,11 @@ class Kernel:
     def programs(self, piece: Piece, m: int, n: int = 0) -> tuple[int, int, int]:
         """The grid of a function for `m` rows of x (and the first `n` outputs only)."""
         whole = self.problem.n
-        extents = {"m": m, "n": n or whole, "k": self.problem.k, "part": self.schedule.split_k, "y": m * whole}
+        extents = {"m": m, "n": n or whole, "k": self.problem.k, "part": self.schedule.split_k, "y": m * self.problem.outputs}
         counts = [-(-extents[axis] // size) for axis, size in piece.grid]
+        for (axis, _), count in list(zip(piece.grid, counts))[1:]:
+            if count > GRID:
+                raise ShapeError(f"{axis}={extents[axis]} is {count} programs of {piece.name}, a grid has {GRID} there: split it")
         return (*counts, 1, 1)[:3]  # type: ignore[return-value]
 
     def __repr__(self) -> str:
@@ -150,7 +153,7 @@ def read(source: str) -> Kernel:
 
 
 GRIDS = {
-    "gemv": ("n",),
+    "gemv": ("n", "m"),
     "gemm": ("m", "n", "part"),
     "gemv_mma": ("n", "m"),
     "gemv_half": ("n",),
@@ -182,12 +185,13 @@ def _header(problem: Problem, schedule: Schedule, arch: str) -> str:
     low, high = problem.m
     n, k, form = problem.n, problem.k, problem.format
     m = str(low) if low == high else f"{low}..{high}"
-    options = (
-        f"--format {form.label if is_named(form) else repr(str(form))} --dtype {problem.x}{' --bias' if problem.bias else ''}"
-    )
+    asked = f"--m {high} --n {n} --k {k} --format {form.label if is_named(form) else repr(str(form))} --dtype {problem.x}"
+    asked += " --bias" if problem.bias else ""
+    if problem.m == EVERY or problem.epilogue:
+        asked = f"--problem '{replace(problem, layout=None)}'"
     return "\n".join(
         [
             f"# y[{m}, {n}] = x[{m}, {k}] @ w[{n}, {k}].T · {form.label} · {problem.x} · {schedule}",
-            f"# made by: w4gen compile --m {high} --n {n} --k {k} {options} --arch {arch} --emit py",
+            f"# made by: w4gen compile {asked} --arch {arch} --emit py",
         ]
     )

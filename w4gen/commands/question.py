@@ -42,6 +42,9 @@ def question(command: Callable[..., Any]) -> Callable[..., Any]:
             type=click.Choice(["rows", "fragment"]),
             help="stored order of the codes, in place of the one picked: rows, or as the arch's matrix instruction takes them",
         ),
+        click.option(
+            "--problem", help="the whole question as str(Problem) writes it, in place of the options from --shape to --bias"
+        ),
         click.option("--bias", is_flag=True, help="add a bias"),
         click.option("--dtype", default="float16", show_default=True, help="of x and y: float16 or bfloat16"),
         click.option(
@@ -79,25 +82,29 @@ def asked(
     bias: bool,
     arch: str,
     layout: str | None,
+    problem: str | None = None,
 ) -> tuple[Problem, arches.Arch, int]:
     """The problem, the arch and the rows of x that the options name. Raises `W4Error`."""
+    if problem is not None:
+        whole = Problem.parse(problem)
+        return whole, arches.arch(arch or knobs.ARCH.read() or detected()), whole.m[0]
     if shape is not None and (m, k, n) != (None, None, None):
         raise ShapeError("--shape and --m --n --k both say the sizes: give one of the two")
     if shape is None and None in (m, k, n):
         raise ShapeError(f"no shape: give --shape {SHAPE_HELP}, or --m, --n and --k")
     sizes = api.parse_shape(shape) if shape is not None else (*numbers(m or "", "m", 1), k, n)
     form = load_format(format_name)
-    problem = api.problem_of(
+    made = api.problem_of(
         m=int(sizes[0] or 0), k=int(sizes[1] or 0), n=int(sizes[2] or 0), format=form, dtype_name=dtype, bias=bias
     )
     where, rows = arches.arch(arch or knobs.ARCH.read() or detected()), int(sizes[0] or 0)
     if layout == "fragment":
         if where.fragment is None:
             raise ScheduleError(f"{where.name} has no matrix fragment that w4gen knows: name an arch that has, as --arch sm_80")
-        problem = replace(problem, layout=fragment_order(problem.format, where.fragment, problem.n, problem.k))
+        made = replace(made, layout=fragment_order(made.format, where.fragment, made.n, made.k))
     elif layout == "rows":
-        problem = replace(problem, layout=layout_for(problem.format, replace(where, fragment=None), problem.n, problem.k))
-    return problem, where, rows
+        made = replace(made, layout=layout_for(made.format, replace(where, fragment=None), made.n, made.k))
+    return made, where, rows
 
 
 def numbers(text: str, option: str, most: int = 99) -> list[int]:

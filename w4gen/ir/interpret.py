@@ -7,6 +7,7 @@ Sums are f64; every tile is rounded to its element, so the result shows what the
 from __future__ import annotations
 
 from itertools import product
+from math import erf, pi, sqrt
 from typing import Any
 
 import networkx as nx
@@ -48,6 +49,23 @@ def round_to(element: DType, array: Any) -> Any:
         bits = single.view(np.uint32)
         nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
         return np.where(np.isnan(single), single, nearest.view(np.float32))
+
+
+def activated(sums: Any, kind: str) -> Any:
+    """An activation of f64[…, n], as `Problem` names them; of pairs along n, half as many."""
+    match kind:
+        case "relu":
+            return np.maximum(sums, 0)
+        case "gelu":
+            return sums * (1 + np.vectorize(erf, otypes=[np.float64])(sums / sqrt(2))) / 2
+        case "gelu_tanh":
+            return sums * (1 + np.tanh(sqrt(2 / pi) * (sums + 0.044715 * sums**3))) / 2
+        case "silu":
+            return sums / (1 + np.exp(-sums))
+        case "silu_mul":
+            return activated(sums[..., 0::2], "silu") * sums[..., 1::2]
+        case _:
+            return sums
 
 
 def offline(program: Program, data: dict[str, Any], xp: Any) -> dict[str, Any]:
@@ -93,11 +111,14 @@ class _Run:
             at = dict(zip(tile.axes, place, strict=True))
             operands = {role: self.value(source, at) for role, source in self.program.operands(name).items()}
             block = operands["acc" if "acc" in operands else "of"].astype(np.float64)
+            block = block + operands["bias"].astype(np.float64) if "bias" in operands else block
+            block = activated(block, self.program.op(name).activation)  # type: ignore[union-attr]
+            block = block + operands["residual"].astype(np.float64) if "residual" in operands else block
             order = [self.program.tile(self.program.source(name)).axes.index(axis) for axis in tile.axes]
             corner = [turn * block.shape[axis] for turn, axis in zip(place, order, strict=True)]
             if any(c >= end for c, end in zip(corner, whole.shape, strict=True)):
                 continue  # rows of the layout that are all padding
-            block = (block + operands["bias"].astype(np.float64) if "bias" in operands else block).transpose(order)
+            block = block.transpose(order)
             window = tuple(slice(c, min(c + s, end)) for c, s, end in zip(corner, block.shape, whole.shape, strict=True))
             whole[window] = block[tuple(slice(0, w.stop - w.start) for w in window)]
         return whole

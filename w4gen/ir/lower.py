@@ -16,7 +16,7 @@ from w4gen.ir.types import F32, DType, Format, decoded
 
 
 def lower(problem: Problem) -> Program:
-    """`y = x · wᵀ + bias`, as a graph. Weights come first, so that their nodes print first.
+    """`y = activation(x · wᵀ + bias) + residual`, as a graph. Weights come first, so that their nodes print first.
 
     w is scale · value(codes), a zero being subtracted before scaling or, in the mode `minimum`, after it. Raises `ShapeError` on
     weights without a scale, and on groups that end inside another row.
@@ -35,7 +35,10 @@ def lower(problem: Problem) -> Program:
     sums = {"acc": "acc"}
     if problem.bias:
         sums["bias"] = b.add("bias", Input(), {}, problem.y, Space.GLOBAL, {"n": n})
-    b.add("y", Store((("m", m), ("n", n))), sums, problem.y, Space.GLOBAL)
+    crop = (("m", m), ("n", problem.outputs))
+    if problem.residual:
+        sums["residual"] = b.add("residual", Input(), {}, problem.y, Space.GLOBAL, dict(crop))
+    b.add("y", Store(crop, problem.activation), sums, problem.y, Space.GLOBAL)
     return b.done()
 
 

@@ -8,10 +8,20 @@ from w4gen.errors import FormatError, ShapeError
 from w4gen.ir.layout import Layout
 from w4gen.ir.types import F16, F32, DType, Format, dtype
 
+EVERY = (1, 2**31 - 1)
+"""The bucket of every M. Its one kernel is batch-invariant: the bits of a row of y depend on that row of x alone."""
+
+
+PAIRED = "silu_mul"
+"""The activation that takes outputs in pairs, gate and up: y[m, i] = silu(acc[m, 2i]) * acc[m, 2i + 1], n / 2 in all."""
+
+ACTIVATIONS = ("", "relu", "gelu", "gelu_tanh", "silu", PAIRED)
+"""What may be done to the sums before they are rounded. gelu is the exact one, by erf; gelu_tanh the usual approximation."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """`y[m, n] = sum over k of x[m, k] * w[n, k] (+ bias[n])`, for every m of a bucket (low, high).
+    """`y[m, n] = activation(sum over k of x[m, k] * w[n, k] (+ bias[n])) (+ residual[m, n])`, for every m of a bucket.
 
     `layout` is None for a new weight (the schedule asks `layout_for`) and given where the codes are packed already.
     `Problem.parse(str(p)) == p`. Raises `ShapeError` on sizes below 1 and on an empty bucket.
@@ -26,6 +36,8 @@ class Problem:
     y: DType = F16
     accumulate: DType = F32
     bias: bool = False
+    activation: str = ""
+    residual: bool = False
 
     def __post_init__(self) -> None:
         for name, value in (("m", self.m[0]), ("n", self.n), ("k", self.k)):
@@ -35,10 +47,31 @@ class Problem:
             raise ShapeError(f"m={self.m[0]}..{self.m[1]} is empty: give the smaller bound first")
         if self.accumulate != F32:
             raise FormatError(f"accumulate={self.accumulate} is not supported: sums are f32")
+        if self.activation not in ACTIVATIONS:
+            raise ShapeError(f"activation={self.activation!r} is not known: use {', '.join(ACTIVATIONS[1:])}, or none")
+        if self.activation == PAIRED and (self.n % 2 or self.residual):
+            raise ShapeError(f"{PAIRED} takes outputs in pairs and adds no residual: n={self.n}, residual={int(self.residual)}")
+
+    @property
+    def outputs(self) -> int:
+        """Columns of y."""
+        return self.n // 2 if self.activation == PAIRED else self.n
+
+    @property
+    def epilogue(self) -> str:
+        """What is done to the sums but for the bias, as `str` writes it; empty where nothing is."""
+        words = [f"activation={self.activation}"] * bool(self.activation) + ["residual=1"] * self.residual
+        return " ".join(words)
+
+    @property
+    def far(self) -> bool:
+        """Whether offsets of 32 bits do not reach all of x or y."""
+        return self.m[1] * max(self.n, self.k) >= 2**31
 
     def __str__(self) -> str:
         parts = [f"m={self.m[0]}..{self.m[1]} n={self.n} k={self.k} format={self.format} x={self.x} y={self.y}"]
         parts.append(f"accumulate={self.accumulate} bias={int(self.bias)}")
+        parts += [self.epilogue] * bool(self.epilogue)
         return " ".join(parts + ([f"layout={self.layout}"] if self.layout else []))
 
     @classmethod
@@ -57,6 +90,8 @@ class Problem:
                 y=dtype(given["y"]),
                 accumulate=dtype(given["accumulate"]),
                 bias=given["bias"] == "1",
+                activation=given.get("activation", ""),
+                residual=given.get("residual") == "1",
             )
         except (KeyError, ValueError) as error:
             raise ShapeError(f"cannot read the problem {text!r}: {error}; write it with str(problem)") from error

@@ -232,12 +232,16 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Put the blocks of a grid together in memory: add the bias if there is one, crop to `sizes`, round to the element."""
+    """Put the blocks of a grid together in memory: crop to `sizes` and round to the element.
+
+    Before that a bias is added, an `activation` applied and a residual added, where there are any.
+    """
 
     sizes: tuple[tuple[str, int], ...]
+    activation: str = ""
 
     def __str__(self) -> str:
-        return "store"
+        return f"store {self.activation}".strip()
 
 
 Op: TypeAlias = Const | Input | Slice | Pad | Map | Convert | Dot | Reduce | Store

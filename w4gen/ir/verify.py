@@ -27,7 +27,7 @@ class Limits(Protocol):
 
 ROLES: dict[type, tuple[set[str], ...]] = {
     Dot: ({"w", "x"},),
-    Store: ({"acc"}, {"acc", "bias"}, {"of"}),
+    Store: ({"acc"}, {"acc", "bias"}, {"acc", "residual"}, {"acc", "bias", "residual"}, {"of"}),
     Convert: (
         *({"codes"}, {"codes", "codebook"}),
         *({"value", "scale"}, {"acc", "scale"}, {"acc", "sum", "scale"}),

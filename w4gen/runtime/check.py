@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -68,15 +69,16 @@ class Report:
         return f"{verdict} {self.where}: {error}, {repeats}{time}"
 
 
-def random_call(kernel: Kernel, m: int, rows: int, device: torch.device) -> tuple[torch.Tensor, Weight, torch.Tensor | None]:
-    """Fresh x [m, K], the first `rows` rows of a weight, stored as the kernel reads them, and a bias [N]."""
+def random_call(kernel: Kernel, m: int, rows: int, device: torch.device) -> tuple[Any, ...]:
+    """Fresh x [m, K], the first `rows` rows of a Weight, stored as the kernel reads them, a bias [N], and a residual if asked."""
     problem, stored = kernel.problem, kernel.program.tile("codes.stored").layout
     form, kind = problem.format, torch_dtype(problem.x)
     if stored is not None and rows < problem.n:
         stored = first_rows(stored, rows)
     w = random_weight(form, rows, problem.k, stored, device)
     x = torch.randn(m, problem.k, device=device).to(kind)
-    return x, w, torch.randn(problem.n, device=device).to(kind) if problem.bias else None
+    bias = torch.randn(problem.n, device=device).to(kind) if problem.bias else None
+    return x, w, bias, *[torch.randn(m, problem.n, device=device).to(kind)] * problem.residual
 
 
 def first_rows(layout: Layout, rows: int) -> Layout:
@@ -118,32 +120,34 @@ def check(kernel: Kernel, calls: int = CALLS, timed: bool = True) -> Report:
     layouts = [kernel.program.tile(name).layout for name in kernel.program.kept]
     # planes lie one after the other: where each starts depends on all rows
     held = problem.n if any(layout is not None and layout.high for layout in layouts) else rows
-    launch = launcher(kernel, device, rows)
+    launch, outputs = launcher(kernel, device, rows), rows * problem.outputs // problem.n
     worst, bound, equal = 0.0, 0.0, True
     for m in dict.fromkeys((problem.m[0], min(problem.m[1], MOST))):
-        x, w, bias = random_call(kernel, m, held, device)
+        x, w, bias, *residual = random_call(kernel, m, held, device)
         results = []
         for _ in range(calls):
-            y = torch.full((m, problem.n), torch.nan, dtype=torch_dtype(problem.y), device=device)
-            launch(y, x, *w.buffers, bias, m)
-            results.append(y[:, :rows])
+            y = torch.full((m, problem.outputs), torch.nan, dtype=torch_dtype(problem.y), device=device)
+            launch(y, x, *w.buffers, bias, *residual, m)
+            results.append(y[:, :outputs])
         equal &= all(torch.equal(results[0], each) for each in results)
-        truth = reference(x, w, None if bias is None else bias[:held])[:, :rows]
-        found, allowed = error(results[0], truth, typical(x, w, rows)), limit(kernel.program, m * rows)
+        shared = [each[:, :held] for each in residual]
+        truth = reference(x, w, None if bias is None else bias[:held], problem.activation, *shared)[:, :outputs]
+        least = 0.0 if problem.epilogue else typical(x, w, rows)
+        found, allowed = error(results[0], truth, least), limit(kernel.program, m * outputs)
         worst, bound = (found, allowed) if not found <= worst * allowed / (bound or 1) else (worst, bound)
     where = "under the interpreter" if interpreted() else f"on {torch.cuda.get_device_name()}"
     us = _time(kernel) if timed and not interpreted() else None
-    return Report(worst, bound, rows, problem.n, where, equal, us, calls)
+    return Report(worst, bound, outputs, problem.outputs, where, equal, us, calls)
 
 
 def _time(kernel: Kernel) -> float:
     problem, device = kernel.problem, torch.device("cuda")
-    x, w, bias = random_call(kernel, problem.m[0], problem.n, device)
-    y = torch.empty(problem.m[0], problem.n, dtype=torch_dtype(problem.y), device=device)
+    x, w, bias, *residual = random_call(kernel, problem.m[0], problem.n, device)
+    y = torch.empty(problem.m[0], problem.outputs, dtype=torch_dtype(problem.y), device=device)
     launch = launcher(kernel, device)
 
     def call(each: Weight) -> Callable[[], None]:
-        return lambda: launch(y, x, *each.buffers, bias, problem.m[0])
+        return lambda: launch(y, x, *each.buffers, bias, *residual, problem.m[0])
 
     return time_calls([call(w.clone()) for _ in range(copies_for(w.nbytes, device))]).us
 

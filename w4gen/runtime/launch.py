@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from threading import Lock
 from typing import Any, TypeAlias
 
 import torch
+from torch.nn.functional import linear
 
 from w4gen import knobs, toolchain
 from w4gen.codegen.render import Kernel, Piece
 from w4gen.codegen.tl import pointer
 from w4gen.errors import ShapeError
+from w4gen.ir.problem import Problem
 from w4gen.runtime.dtypes import torch_dtype
+from w4gen.runtime.epilogue import finished
 from w4gen.runtime.interpreter import mend_bf16
 from w4gen.runtime.weight import Weight
 from w4gen.schedule.arch import ARCHES, Arch, arch, for_capability
 
 Launch: TypeAlias = Callable[..., None]
+_SWITCH = Lock()
 
 
 def arguments(kernel: Kernel) -> tuple[str, ...]:
     """The order in which a call hands over its tensors; partial sums and a dense weight are made for it."""
     weight = (pointer(kernel.program, part) for part in kernel.problem.format.parts(1, 1))
-    return "y_ptr", "x_ptr", *weight, "bias_ptr", "m_count"
+    return "y_ptr", "x_ptr", *weight, "bias_ptr", *["residual_ptr"] * kernel.problem.residual, "m_count"
 
 
 def arch_of(device: torch.device | None = None) -> Arch:
@@ -39,21 +45,23 @@ def arch_of(device: torch.device | None = None) -> Arch:
 
 
 def launcher(kernel: Kernel, device: torch.device, n: int = 0) -> Launch:
-    """`launch(y, x, *buffers of the weight, bias, m)`: the functions of a kernel, then the vendor's matmul if it has one.
+    """`launch(y, x, *buffers of the weight, bias, (residual,) m)`: its functions, then the vendor's matmul if it has one.
 
     `n` cuts everything to the first outputs (0: all of them). A kernel that reads weights before the one in front has ended does
-    so only where the weights are those of the call before: the first call after a write to them waits.
+    so only where the weights are those of the call before: the first call after a write to them waits. It is launched on the
+    current stream of its own device, whichever device is current.
     """
     early = bool(kernel.schedule.overlap) and not toolchain.interpreted()
     load = _interpreted if toolchain.interpreted() else _compiled
     ways = {overlap: [(piece, load(kernel, piece, device, overlap)) for piece in kernel.pieces] for overlap in {False, early}}
     names = arguments(kernel)
+    end = names.index("bias_ptr")
     makes = {argument for piece in kernel.pieces for argument in piece.arguments} - set(names)
     grids: dict[tuple[int, bool], list[Any]] = {}
 
     def launch(*call: Any) -> None:
         given, m = dict(zip(names, call, strict=True)), call[-1]
-        way = (m, early and unwritten(call[2:-2]))
+        way = (m, early and unwritten(call[2:end]))
         if way not in grids:
             grids[way] = [run[kernel.programs(piece, m, n)] for piece, run in ways[way[1]]]
         if makes:
@@ -61,10 +69,30 @@ def launcher(kernel: Kernel, device: torch.device, n: int = 0) -> Launch:
         for piece, run in zip(kernel.pieces, grids[way], strict=True):
             run(*[given[name] for name in piece.arguments])
         if "dense_ptr" in makes:
-            bias = given["bias_ptr"]
-            _multiply(call[0][:, : n or None], call[1], given["dense_ptr"], None if bias is None else bias[: n or None])
+            _multiply(kernel.problem, given, n)
 
-    return launch
+    return launch if device.type == "cpu" else on_device(launch, device)
+
+
+def on_device(launch: Launch, device: torch.device) -> Launch:
+    """`launch`, with `device` made the current one where it is not: Triton launches on the current device and its stream."""
+
+    def there(*call: Any) -> None:
+        if device.index is None or torch.cuda.current_device() == device.index:
+            launch(*call)
+            return
+        with torch.cuda.device(device):
+            launch(*call)
+
+    return there
+
+
+def capturing(device: torch.device) -> bool:
+    """Whether the current stream of a device is being captured into a CUDA graph."""
+    if device.type != "cuda":
+        return False
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
 
 
 def unwritten(buffers: Sequence[torch.Tensor | None]) -> bool:
@@ -105,28 +133,41 @@ def _workspace(kernel: Kernel, makes: set[str], m: int, n: int, x: torch.Tensor)
     return made
 
 
-def _multiply(y: torch.Tensor, x: torch.Tensor, dense: torch.Tensor, bias: torch.Tensor | None) -> None:
-    """The vendor's matmul with f32 sums, the bias added before rounding; on a CPU in f32 throughout.
+def _multiply(problem: Problem, given: dict[str, Any], n: int) -> None:
+    """The vendor's matmul with f32 sums, the bias added before rounding; on a CPU, and under an epilogue, in f32 throughout.
 
     PyTorch lets cuBLAS add up shares of k in 16 bits, which costs as much accuracy as a rounding: switched off for the call.
     """
-    if x.device.type == "cpu":
-        y.copy_(torch.nn.functional.linear(x.float(), dense.float(), None if bias is None else bias.float()))
+    x, dense, bias, residual = (given.get(f"{name}_ptr") for name in ("x", "dense", "bias", "residual"))
+    bias, residual = (each if each is None or not n else each[..., :n] for each in (bias, residual))
+    y = given["y_ptr"][:, : problem.outputs * n // problem.n or None]
+    if x.device.type == "cpu" or problem.epilogue:
+        cpu = x.device.type == "cpu"
+        sums = linear(x.float(), dense.float()) if cpu else torch.mm(x, dense.T, out_dtype=torch.float32)
+        y.copy_(finished(sums if bias is None else sums + bias.float(), problem.activation, residual))
         return
-    matmul = torch.backends.cuda.matmul
-    allowed = matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction
-    matmul.allow_fp16_reduced_precision_reduction = matmul.allow_bf16_reduced_precision_reduction = False
-    try:
+    with _exactly():
         if bias is None:
             torch.mm(x, dense.T, out=y)
         else:
             torch.addmm(bias, x, dense.T, out=y)
-    finally:
-        matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction = allowed
+
+
+@contextmanager
+def _exactly() -> Iterator[None]:
+    """Sums of 16-bit matmuls stay f32. The switch belongs to the process: one thread at a time sets it, and sets it back."""
+    matmul = torch.backends.cuda.matmul
+    with _SWITCH:
+        allowed = matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction
+        matmul.allow_fp16_reduced_precision_reduction = matmul.allow_bf16_reduced_precision_reduction = False
+        try:
+            yield
+        finally:
+            matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction = allowed
 
 
 def bind(kernel: Kernel) -> Callable[..., torch.Tensor]:
-    """`f(x, w, bias=None) -> y` for one kernel: x [M, K] with M in the kernel's bucket, w a Weight in the kernel's layout.
+    """`f(x, w, bias=None, residual=None) -> y` for one kernel: x [M, K] with M in its bucket, w a Weight, packed as it reads it.
 
     Raises `ShapeError` where they do not fit the kernel.
     """
@@ -134,18 +175,21 @@ def bind(kernel: Kernel) -> Callable[..., torch.Tensor]:
     layout = kernel.program.tile("codes.stored").layout
     launches: dict[torch.device, Launch] = {}
 
-    def call(x: torch.Tensor, w: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
+    def call(x: torch.Tensor, w: Weight, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None) -> torch.Tensor:
         if x.dim() != 2 or x.shape[1] != problem.k or not problem.m[0] <= x.shape[0] <= problem.m[1]:
             raise ShapeError(f"x is {list(x.shape)}; this kernel takes [{problem.m[0]}…{problem.m[1]}, {problem.k}]")
         if x.dtype != torch_dtype(problem.x) or x.device != w.codes.device:
             raise ShapeError(f"x is {x.dtype} on {x.device}; this kernel takes {torch_dtype(problem.x)} on {w.codes.device}")
         if (w.format, w.n, w.k) != (problem.format, problem.n, problem.k) or (bias is not None) != problem.bias:
             raise ShapeError(f"{w} with{'' if bias is not None else 'out'} bias does not answer the kernel's problem {problem}")
+        if (None if residual is None else tuple(residual.shape)) != ((x.shape[0], problem.outputs) if problem.residual else None):
+            raise ShapeError(f"residual does not answer the kernel's problem {problem}: give one of y's shape, or none")
         w = w.packed_as(layout) if layout is not None else w
-        y = torch.full((x.shape[0], problem.n), torch.nan, dtype=torch_dtype(problem.y), device=x.device)
+        y = torch.full((x.shape[0], problem.outputs), torch.nan, dtype=torch_dtype(problem.y), device=x.device)
         if x.device not in launches:
             launches[x.device] = launcher(kernel, x.device)
-        launches[x.device](y, aligned(x), *w.buffers, bias, x.shape[0])
+        added = [] if residual is None else [aligned(residual.to(y.dtype))]
+        launches[x.device](y, aligned(x), *w.buffers, bias, *added, x.shape[0])
         return y
 
     return call

@@ -2,75 +2,139 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from w4gen.errors import ShapeError
+from w4gen.errors import FormatError, ShapeError
 from w4gen.formats import named
 from w4gen.ir.layout import Layout
+from w4gen.ir.problem import ACTIVATIONS, PAIRED
 from w4gen.ir.types import Format
 from w4gen.runtime import dtypes
-from w4gen.runtime.ops import stored_for
+from w4gen.runtime.epilogue import finished
+from w4gen.runtime.ops import VERSION, refuse_mixed, stored_for
 from w4gen.runtime.weight import Weight
 
 
-def linear(x: torch.Tensor, w: Weight, bias: torch.Tensor | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
+def linear(
+    x: torch.Tensor,
+    w: Weight,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    batch_invariant: bool = False,
+    activation: str = "",
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
     """`y[..., N] = x[..., K] · wᵀ + bias[N]`, in x's dtype (float16, bfloat16; float32 by the fallback).
 
-    Raises `ShapeError` where x, bias or out do not fit the weight. A weight that is not yet in the layout of x's device is
-    packed anew in every call: keep `stored_for(w, device)`, as `Linear` does.
+    With `batch_invariant` the bits of a row of y depend on that row of x alone, not on M or the other rows: slower, as one kernel
+    serves every M. An `activation` ("relu", "gelu", "gelu_tanh", "silu") is applied to the sums, and then a `residual` of y's
+    shape added, before they are rounded; "silu_mul" takes rows of w in pairs, gate and up (`Weight.paired`), and gives
+    y[..., N/2]. Where gradients are asked for, both come after rounding.
+
+    Raises `ShapeError` where a tensor does not fit the weight. A weight that is not yet in the layout of x's device is packed
+    anew in every call: keep `stored_for(w, device)`, as `Linear` does.
     """
-    _check(x, w.k, w.n, w.codes.device, bias, out)
+    _check(x, w.k, w.n, bias, activation, residual, out)
+    refuse_mixed(x, w.buffers, bias, str(w.format), residual)
     w = stored_for(w, x.device)
-    y = _call(x, w.buffers, bias, w.n, str(w.format), str(w.layout))
+    y = _call(x, w.buffers, bias, w.n, str(w.format), str(w.layout), batch_invariant, activation, residual)
     return y if out is None else out.copy_(y)
 
 
 def _call(
-    x: torch.Tensor, buffers: tuple[torch.Tensor, ...], bias: torch.Tensor | None, n: int, format: str, layout: str
+    x: torch.Tensor,
+    buffers: tuple[torch.Tensor, ...],
+    bias: torch.Tensor | None,
+    n: int,
+    format: str,
+    layout: str,
+    invariant: bool,
+    activation: str,
+    residual: torch.Tensor | None,
 ) -> torch.Tensor:
-    """The op, for x of any number of dimensions and rows."""
-    rows = x.reshape(-1, x.shape[-1])
-    if rows.shape[0] == 0:
-        return x.new_empty((*x.shape[:-1], n))
-    bias = bias if bias is None or bias.dtype == x.dtype else bias.to(x.dtype)
-    return torch.ops.w4gen.linear(rows, list(buffers), bias, n, format, layout).reshape(*x.shape[:-1], n)
+    """The op, for x of any number of dimensions and rows; activation and residual come after it where gradients are asked for."""
+    rows, how = x.reshape(-1, x.shape[-1]), (n, format, layout, invariant)
+    given = [each for each in (x, bias, residual) if each is not None]
+    if (activation or residual is not None) and torch.is_grad_enabled() and any(each.requires_grad for each in given):
+        y = torch.ops.w4gen.linear(rows, list(buffers), bias, *how, "", None, VERSION)
+        return finished(y.reshape(*x.shape[:-1], n), activation, residual)
+    added = None if residual is None else residual.reshape(-1, residual.shape[-1])
+    y = torch.ops.w4gen.linear(rows, list(buffers), bias, *how, activation, added, VERSION)
+    return y.reshape(*x.shape[:-1], y.shape[-1])
 
 
 def _check(
-    x: torch.Tensor, k: int, n: int, device: torch.device, bias: torch.Tensor | None, out: torch.Tensor | None = None
+    x: torch.Tensor,
+    k: int,
+    n: int,
+    bias: torch.Tensor | None,
+    activation: str,
+    residual: torch.Tensor | None,
+    out: torch.Tensor | None = None,
 ) -> None:
+    """Shapes and types; whether all are on one device is for the op to see."""
     if x.dim() == 0 or x.shape[-1] != k:
         raise ShapeError(f"x has shape {list(x.shape)}; its last dimension must be K={k}, the inputs of the weight [{n}, {k}]")
     dtypes.of(x, "x")
-    if x.device != device:
-        raise ShapeError(f"x is on {x.device}, the weight on {device}: move one to the other")
-    if bias is not None and (tuple(bias.shape) != (n,) or bias.device != device):
-        raise ShapeError(f"bias is {list(bias.shape)} on {bias.device}; the weight needs [{n}] on {device}")
-    if out is not None and (tuple(out.shape) != (*x.shape[:-1], n) or out.dtype != x.dtype or out.device != x.device):
-        raise ShapeError(f"out is {out.dtype}{list(out.shape)} on {out.device}; y is {x.dtype}{[*x.shape[:-1], n]} on {x.device}")
+    if bias is not None and tuple(bias.shape) != (n,):
+        raise ShapeError(f"bias is {list(bias.shape)}; the weight needs [{n}]")
+    if activation not in ACTIVATIONS or (activation == PAIRED and (n % 2 or residual is not None)):
+        pairs = f"{PAIRED} takes an even N, here {n}, and no residual"
+        raise ShapeError(f"activation={activation!r}: use one of {', '.join(ACTIVATIONS[1:])}; {pairs}")
+    shape = (*x.shape[:-1], n // 2 if activation == PAIRED else n)
+    if residual is not None and tuple(residual.shape) != shape:
+        raise ShapeError(f"residual is {list(residual.shape)}; y is {list(shape)}")
+    if out is not None and (tuple(out.shape) != shape or out.dtype != x.dtype or out.device != x.device):
+        raise ShapeError(f"out is {out.dtype}{list(out.shape)} on {out.device}; y is {x.dtype}{list(shape)} on {x.device}")
+
+
+def _attribute(part: str) -> str:
+    """What the buffer of a part of a weight is called in a layer."""
+    return part.replace(".", "_")
+
+
+def _described(state: torch.Tensor) -> tuple[Format, Layout, int, int]:
+    """The format, the layout and the sizes [n, k] that a layer's extra state tells. Raises `FormatError` for another text."""
+    try:
+        told = json.loads(bytes(state.tolist()))
+        return Format.parse(told["format"]), Layout.parse(told["layout"]), told["n"], told["k"]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FormatError(
+            f"the extra state of a layer does not say how its weight is stored ({error}): save the model again"
+        ) from error
 
 
 class Linear(torch.nn.Module):
     """A linear layer over a quantized weight: `y[..., N] = x[..., K] · wᵀ + bias[N]`.
 
-    Buffers are those of the Weight, `codes`, `scale` and so on (`scale.scale` is called `scale_scale`); the format and the layout
-    travel in the state dict beside them. Gradients reach x and the bias, not the weight.
+    Buffers are those of the Weight, `codes`, `scale` and so on (`scale.scale` is called `scale_scale`); the format, the layout
+    and the sizes travel in the state dict beside them, in a tensor of bytes. Gradients reach x and the bias, not the weight.
+    `batch_invariant` and `activation` may be set at any time, and a residual given to a call: see `linear`.
     """
 
     codes: torch.Tensor
     bias: torch.Tensor | None
 
-    def __init__(self, weight: Weight, bias: torch.Tensor | None = None) -> None:
+    def __init__(
+        self, weight: Weight, bias: torch.Tensor | None = None, batch_invariant: bool = False, activation: str = ""
+    ) -> None:
         super().__init__()
-        self.in_features, self.out_features, self.format = weight.k, weight.n, weight.format
+        self.batch_invariant, self.activation = batch_invariant, activation
+        self.in_features, self.out_features = weight.k, weight.n
         self.register_buffer("bias", None if bias is None else bias.detach().clone())
         self._hold(weight)
 
     @classmethod
     def from_float(cls, linear: torch.nn.Linear, format: str | Format) -> Linear:
-        """Quantize an `nn.Linear` by rounding to nearest; its bias is kept as it is."""
+        """Quantize an `nn.Linear` by rounding to nearest; its bias is kept. Raises `ShapeError` where it is quantized."""
+        if isinstance(linear, Linear):
+            raise ShapeError(
+                f"the layer is quantized already ({linear.format.label}): keep it, or give the layer it was made from"
+            )
         return cls(Weight.from_float(linear.weight.detach(), named(format)), linear.bias)
 
     @property
@@ -80,11 +144,19 @@ class Linear(torch.nn.Module):
 
     def _hold(self, weight: Weight) -> None:
         """Keep a weight, packed for the device that it is on."""
-        weight = stored_for(weight, weight.codes.device)
-        self.layout, self._format, self._layout = weight.layout, str(weight.format), str(weight.layout)
+        self._keep(stored_for(weight, weight.codes.device))
+
+    def _keep(self, weight: Weight) -> None:
+        """Keep a weight as it is."""
+        self.format, self.layout, self._format, self._layout = (
+            weight.format,
+            weight.layout,
+            str(weight.format),
+            str(weight.layout),
+        )
         for name in set(self._buffers) - {"bias"}:
             del self._buffers[name]
-        self._names = tuple(name.replace(".", "_") for name in weight.names)
+        self._names = tuple(map(_attribute, weight.names))
         for name, buffer in zip(self._names, weight.buffers, strict=True):
             self.register_buffer(name, buffer)
 
@@ -92,40 +164,59 @@ class Linear(torch.nn.Module):
         """The buffers of the weight, in order."""
         return tuple(self._buffers[name] for name in self._names)  # type: ignore[misc]
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        _check(x, self.in_features, self.out_features, self.codes.device, self.bias)
-        return _call(x, self._held(), self.bias, self.out_features, self._format, self._layout)
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        _check(x, self.in_features, self.out_features, self.bias, self.activation, residual)
+        how = self.out_features, self._format, self._layout, self.batch_invariant, self.activation
+        return _call(x, self._held(), self.bias, *how, residual)
 
-    def get_extra_state(self) -> dict[str, str]:
-        return {"format": self._format, "layout": self._layout}
+    def get_extra_state(self) -> torch.Tensor:
+        """What the buffers hold, as text in bytes: a tensor, as files of tensors alone are to hold it too."""
+        told = {"format": self._format, "layout": self._layout, "n": self.out_features, "k": self.in_features}
+        return torch.tensor(list(json.dumps(told).encode()), dtype=torch.uint8)
 
-    def set_extra_state(self, state: dict[str, str]) -> None:
-        """Read what the loaded buffers are, and pack them for the device."""
-        self.format, self.layout = Format.parse(state["format"]), Layout.parse(state["layout"])
-        self._hold(self.weight)
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        """Take the buffers for what `state` says they hold, and pack them for their device."""
+        self.format, self.layout, *_ = _described(state)
+        if not self.codes.is_meta:
+            self._hold(self.weight)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Take buffers of any layout: the layout comes with them, and the next call packs for its device."""
-        extra = state_dict.get(f"{prefix}_extra_state")
-        form = Format.parse(extra["format"]) if extra else self.format
-        names = tuple(name.replace(".", "_") for name in form.parts(1, 1))
-        if all(prefix + name in state_dict for name in names):
-            for name in set(self._names) - set(names):
-                del self._buffers[name]
-            for name in names:
-                given, held = state_dict[prefix + name], self._buffers.get(name)
-                if held is None or (given.shape, given.dtype) != (held.shape, held.dtype):
-                    self.register_buffer(name, torch.empty_like(given, device=self.codes.device))
-            self._names = names
+        """Load a weight of any layout, packed first as this layer's: buffers of the same format stay where they are in memory."""
+        key, errors = f"{prefix}_extra_state", rest[-1]
+        if key in state_dict:
+            given = self._given(state_dict, prefix, errors)
+            if given is not None:
+                state_dict.update({prefix + _attribute(name): each for name, each in zip(given.names, given.buffers)})
+                state_dict[key] = self.get_extra_state()
+        elif any(prefix + name in state_dict for name in self._names):
+            errors.append(f"{key} is missing, which says how {prefix}codes is stored: save the layer's whole state_dict()")
         super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def _given(self, state_dict: dict[str, Any], prefix: str, errors: list[str]) -> Weight | None:
+        """The weight in a state dict, in this layer's layout; one of another format takes the place of the layer's own."""
+        form, layout, n, k = _described(state_dict[f"{prefix}_extra_state"])
+        names = [prefix + _attribute(name) for name in form.parts(n, k)]
+        if not all(name in state_dict for name in names):
+            return None  # PyTorch names what is missing
+        if (n, k) != (self.out_features, self.in_features):
+            own = [self.out_features, self.in_features]
+            errors.append(f"size mismatch for {prefix}codes: a weight [{n}, {k}], where the layer has {own}")
+            return None
+        given = Weight(form, n, k, layout, tuple(state_dict[name] for name in names))
+        if form == self.format:
+            return given.packed_as(self.layout)
+        device = self.codes.device
+        self._keep(replace(given, buffers=tuple(torch.empty_like(each, device=device) for each in given.buffers)))
+        return given
 
     def _apply(self, fn: Any, recurse: bool = True) -> Linear:
         """Move buffers, but never change what codes, scales, zeros and the codebook are: only the bias takes a new dtype."""
+        empty = self.codes.is_meta
         for name, held in list(self._buffers.items()):
             if held is not None:
                 moved = fn(held)
                 setattr(self, name, moved if name == "bias" or moved.dtype == held.dtype else held.to(moved.device))
-        if not self.codes.is_meta:
+        if not empty and not self.codes.is_meta:
             self._hold(self.weight)
         return self
 

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import torch
 
+from w4gen.runtime.epilogue import finished
 from w4gen.runtime.weight import Weight
 
 
-def reference(x: torch.Tensor, w: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """`y[..., N]` in f64: unrounded scale * value in f64, times x in f64, plus bias."""
+def reference(
+    x: torch.Tensor,
+    w: Weight,
+    bias: torch.Tensor | None = None,
+    activation: str = "",
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`y[..., N]` in f64: unrounded scale * value in f64, times x in f64, plus bias; then the activation, plus residual."""
     y = x.double() @ w.dequantize(torch.float64).T
-    return y if bias is None else y + bias.double()
+    return finished(y if bias is None else y + bias.double(), activation, residual)
 
 
 def typical(x: torch.Tensor, w: Weight, rows: int) -> float:

@@ -80,6 +80,27 @@ class Weight:
         packed = (stored[name].contiguous() for name in names)
         return cls(form, n, k, layout, (next(packed).reshape(-1), *packed))
 
+    @classmethod
+    def paired(cls, gate: Weight, up: Weight) -> Weight:
+        """The rows of two weights in turn, [2 N, K]: gate, up, gate, …, as the activation `silu_mul` takes them.
+
+        Raises `ShapeError` where they are not of one format and size, or have parts that are not one for each row.
+        """
+        if (gate.format, gate.n, gate.k) != (up.format, up.n, up.k):
+            raise ShapeError(f"{gate} and {up} make no pairs of rows: give two weights of one format and size")
+        ours, theirs = gate.parts(), up.parts()
+        shared = [
+            name for name in ours if name not in gate.format.tables() and (gate.format.flat or ours[name].shape[0] != gate.n)
+        ]
+        if shared:
+            raise ShapeError(
+                f"{gate.format.label}: {', '.join(shared)} belong to a whole weight: take a format with scales for each row"
+            )
+        rows = {
+            name: torch.stack([ours[name], theirs[name]], 1).flatten(0, 1) for name in ours if name not in gate.format.tables()
+        }
+        return cls.from_parts(rows, gate.format)
+
     @property
     def names(self) -> tuple[str, ...]:
         """What the buffers are called."""

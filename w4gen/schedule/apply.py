@@ -6,7 +6,7 @@ from w4gen.errors import ScheduleError
 from w4gen.ir.decode import Decode, decode_for_x, decode_pairs
 from w4gen.ir.groups import spans
 from w4gen.ir.layout import QUAD, Layout
-from w4gen.ir.problem import Problem
+from w4gen.ir.problem import EVERY, Problem
 from w4gen.ir.program import Program
 from w4gen.ir.tile import Space
 from w4gen.ir.types import F16, F32, DType, Format
@@ -93,6 +93,7 @@ def _agree(problem: Problem, schedule: Schedule) -> None:
     unit, (low, rows) = schedule.unit, problem.m
     refusals = (
         (unit in ("lanes", "halves") and rows > 1, f"unit={unit} multiplies one row of x, not {low}…{rows}: take unit=mma"),
+        (unit == "vendor" and problem.m == EVERY, "unit=vendor adds up in an order that depends on M: for every M take unit=mma"),
         (unit == "vendor" and schedule.scale_at != "weight", "unit=vendor multiplies scaled weights: take scale_at=weight"),
         (
             unit == "mma" and rows == 1 and schedule.side == "right",

@@ -115,6 +115,9 @@ ARCHES = {
 RELATIVES = {"sm_87": "sm_86", "sm_103": "sm_100", "sm_121": "sm_120"}
 """Archs by whose data another one is compiled, for a target of its own: binaries of Blackwell run on their very target only."""
 
+GRID = 65535
+"""Programs that a grid has at most along its second and third axis, on every GPU."""
+
 
 def arch(name: str) -> Arch:
     """The arch called `name`. Raises `ArchError` with the nearest name."""

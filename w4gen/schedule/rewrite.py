@@ -304,6 +304,7 @@ def tile(program: Program, walked: str, size: int, n: int, m: int = 0, split: in
     if m:
         emit["acc"] = accumulate
         emit |= {"bias": cut("bias", "bias", "n")} if program.problem.bias else {}
+        emit |= {"residual": cut("residual", "residual", "m", "n")} if program.problem.residual else {}
     return rewrite(program, emit)
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from w4gen.errors import ScheduleError
 from w4gen.ir.groups import spans
 from w4gen.ir.layout import QUAD, Layout
-from w4gen.ir.problem import Problem
+from w4gen.ir.problem import EVERY, PAIRED, Problem
 from w4gen.ir.program import Program
 from w4gen.ir.types import F16, DType, Format
 from w4gen.schedule import rewrite
 from w4gen.schedule.apply import fits, short, words_summed
-from w4gen.schedule.arch import Arch
+from w4gen.schedule.arch import GRID, Arch
 from w4gen.schedule.schedule import Schedule
 from w4gen.schedule.stored import fragment_order, layout_for
 
@@ -29,6 +30,8 @@ def pick(program: Program, arch: Arch) -> Schedule:
     problem = program.problem
     layout = problem.layout or layout_for(problem.format, arch, problem.n, problem.k)
     low, high = problem.m
+    if problem.m == EVERY:
+        return _alike(problem, layout, arch)
     if low > FUSED or (arch.fragment is None and low > 1) or not _readable(layout, problem.format, arch):
         return _dense(problem, layout)
     if layout.narrowest.row_units() is None:
@@ -46,6 +49,22 @@ def ways(program: Program, arch: Arch) -> tuple[Schedule, ...]:
         return _gemv(problem, layout, arch), _dense(problem, layout)
     fast = _fast(problem, layout, arch)
     return *([fast] if fast else []), _gemm(problem, layout, arch), _dense(problem, layout)
+
+
+def _alike(problem: Problem, layout: Layout, arch: Arch) -> Schedule:
+    """One schedule for every M: whichever tile a row is in, matrix cores add up its products in the same order of k."""
+    if arch.fragment is None or not _readable(layout, problem.format, arch):
+        chosen = _dense(problem, layout)
+    elif layout.narrowest.row_units() is None:
+        chosen = replace(_gemm(replace(problem, m=(17, 32)), layout, arch), split_k=1)
+    else:
+        chosen = _gemv(problem, layout, arch)
+    if chosen.unit != "mma":
+        raise ScheduleError(
+            f"no kernel for every M (batch-invariant) of {problem.format.label} codes {layout} on {arch.name}: only matrix "
+            "instructions take any number of rows alike, so rows are multiplied one by one"
+        )
+    return chosen
 
 
 def _gemv(problem: Problem, layout: Layout, arch: Arch) -> Schedule:
@@ -77,7 +96,7 @@ def _dense(problem: Problem, layout: Layout) -> Schedule:
         many = 16 if problem.n > 2**20 else 2 if isinstance(problem.format.scale, Format) or block_k > 128 else 4
         block_n = many * tall
     else:
-        block_n = max(4, 1 << (-(-problem.n // 65535) - 1).bit_length())  # a grid has no more programs along its second axis
+        block_n = max(4, 1 << (-(-problem.n // GRID) - 1).bit_length())  # a grid has no more programs along its second axis
         block_k = max(128, 2048 // block_n)
     return Schedule(template="dequant", block_n=block_n, block_k=block_k, unit="vendor", scale_at="weight", convert_at="global")
 
@@ -95,6 +114,8 @@ def _fast(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
     if "gluon" not in arch.features or not exact or form.zero_mode not in (None, "integer") or not block_k or problem.k % 8:
         return None
     n, k, m = problem.n, problem.k, problem.m[1]
+    if problem.far or problem.epilogue:
+        return None  # their offsets have 32 bits, and they store sums as they are
     plain = not looked_up and form.zero is None  # what gemm decodes as fast
     if m > 32 or (plain and ((m > 8 and k > (4096 if block_k == 128 else 8192)) or (m > 16 and n * k > 2**22))):
         return None  # each program would read too much of x: gemm reads it once for more outputs
@@ -170,6 +191,8 @@ def _gemm(problem: Problem, layout: Layout, arch: Arch) -> Schedule:
     wgmma = "wgmma" in arch.features
     wide = wgmma and on_sums and (block_m == 64 or (block_m == 32 and problem.n <= 4096))
     block_n, steps = 128 if wide else 64, -(-problem.k // block_k)
+    if -(-problem.n // block_n) > GRID:
+        return _dense(problem, layout)
     programs = -(-problem.n // block_n) * -(-problem.m[1] // block_m)
     full = (7 if block_m <= 32 else 2) * arch.sms
     split = max(d for d in range(1, 17) if d == 1 or (steps % d == 0 and programs * d <= full and steps >= 5 * d))
@@ -202,7 +225,7 @@ def _lanes(problem: Problem, layout: Layout, arch: Arch) -> Schedule:
         warps, block_n = 1, 4 if n >= 8192 else 2
     else:
         warps = 4 if n < 8192 and k >= 8192 else 2
-        block_n = 8 if n >= 8192 else 4 if n >= 4096 else 2 if n > 512 else 1
+        block_n = 8 if n >= 8192 else 4 if n >= 4096 else 2 if n > 512 or problem.activation == PAIRED else 1
     of_warp = arch.warp * QUAD * layout.narrowest.per_unit
     while warps > 1 and warps // 2 * of_warp >= k:
         warps //= 2

@@ -1,0 +1,202 @@
+"""Captures, streams, threads and devices on a GPU."""
+
+from __future__ import annotations
+
+import io
+import threading
+
+import pytest
+import torch
+from truth import KINDS, Case, case
+
+import w4gen
+from w4gen.errors import ShapeError, W4Error
+from w4gen.runtime import ops
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs")
+ROWS = [1, 8, 64, 512]
+
+
+def captured(it: Case, stream: torch.cuda.Stream | None = None) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+    """A graph of one call of a layer that was called before, and its y."""
+    it.layer(it.x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        y = it.layer(it.x)
+    return graph, y
+
+
+@pytest.mark.parametrize("m", ROWS)
+def test_a_first_call_inside_a_capture_is_refused_and_harms_nothing(m: int) -> None:
+    ops.LAUNCHES.clear()
+    it, graph = case("int4_g128", m, 256, 1536), torch.cuda.CUDAGraph()
+    with pytest.raises(W4Error, match="once before the capture"), torch.cuda.graph(graph):
+        it.layer(it.x)
+    torch.cuda.synchronize()
+    graph, y = captured(it)
+    graph.replay()
+    assert it.error(y) <= it.limit()
+
+
+@pytest.mark.parametrize("m", ROWS)
+@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64"])
+def test_a_replay_uses_the_weights_loaded_since(form: str, m: int) -> None:
+    it, other = case(form, m, 1024, 1024), None
+    graph, y = captured(it)
+    torch.manual_seed(7)
+    other = w4gen.Linear.from_float(torch.nn.Linear(1024, 1024, bias=False), form)  # canonical, on the CPU
+    it.layer.load_state_dict(other.state_dict())
+    for _ in range(3):
+        y.fill_(torch.nan)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(y, it.layer(it.x))
+    assert torch.equal(y, other.cuda()(it.x))
+
+
+@pytest.mark.parametrize("m", ROWS)
+def test_two_graphs_are_replayed_on_two_streams_at_once(m: int) -> None:
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    its = [case(form, m, 4096, 4096) for form in ("int4_g128", "nf4_g64")]
+    graphs = [captured(it, stream) for it, stream in zip(its, streams)]
+    for _ in range(20):
+        for (graph, y), stream in zip(graphs, streams):
+            with torch.cuda.stream(stream):
+                y.fill_(torch.nan)
+                graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(y, it.layer(it.x)) for it, (_, y) in zip(its, graphs))
+
+
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("m", ROWS)
+def test_four_threads_of_four_streams(m: int, warm: bool) -> None:
+    it, wrong = case("int4_g128", m, 4096, 4096), []
+    expected = it.layer(it.x)
+    torch.cuda.synchronize()
+    if not warm:
+        ops.LAUNCHES.clear()
+
+    def work() -> None:
+        for stream in (torch.cuda.Stream() for _ in range(4)):
+            with torch.cuda.stream(stream):
+                for _ in range(10):
+                    y = it.layer(it.x)
+                stream.synchronize()
+                wrong.extend([] if torch.equal(y, expected) else [stream])
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@two_gpus
+@pytest.mark.parametrize("m", ROWS)
+def test_tensors_on_another_gpu_than_the_current_one(m: int) -> None:
+    it = case("int4_g128", m, 256, 1536)
+    expected, layer, x = it.layer(it.x), it.layer.to("cuda:1"), it.x.to("cuda:1")
+    assert torch.cuda.current_device() == 0
+    y = layer(x)
+    assert y.device == torch.device("cuda:1")
+    assert torch.equal(y.cpu(), expected.cpu())
+    with torch.cuda.device(1), torch.cuda.stream(torch.cuda.Stream()):
+        again = layer(x)
+        torch.cuda.current_stream().synchronize()
+    assert torch.equal(again, y)
+
+
+@two_gpus
+def test_tensors_on_two_gpus_are_refused_by_name() -> None:
+    it = case("int4_g128", 1, 256, 1536)
+    with pytest.raises(ShapeError, match="x is on cuda:1, codes on cuda:0, scale on cuda:0: move all of them to one device"):
+        it.layer(it.x.to("cuda:1"))
+
+
+def test_x_left_on_the_cpu_is_refused_and_harms_nothing() -> None:
+    it = case("int4_g128", 1, 256, 1536)
+    with pytest.raises(ShapeError, match="x is on cpu, codes on cuda:0, scale on cuda:0"):
+        it.layer(it.x.cpu())
+    torch.cuda.synchronize()
+    assert it.error(it.layer(it.x)) <= it.limit()
+
+
+def test_a_layer_saved_on_a_gpu_loads_on_a_cpu_and_back() -> None:
+    it, file = case("int4_g128", 4, 256, 1536, bias=True), io.BytesIO()
+    torch.save(it.layer.state_dict(), file)
+    file.seek(0)
+    torch.manual_seed(1)
+    fresh = w4gen.Linear.from_float(torch.nn.Linear(1536, 256), "int4_g128").half()
+    fresh.load_state_dict(torch.load(file, map_location="cpu"))
+    assert torch.equal(fresh.cuda()(it.x), it.layer(it.x))
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_inductor_compiles_without_a_graph_break(mode: str) -> None:
+    torch._dynamo.reset()
+    it = case("int4_g128", 200, 256, 1536)
+    compiled = torch.compile(it.layer, fullgraph=True, dynamic=True, mode=mode)
+    with torch.inference_mode():
+        for m in (1, 3, 17, 64, 200):
+            it.layer(it.x[:m])  # kernels are loaded before any capture
+            for _ in range(3):
+                torch.compiler.cudagraph_mark_step_begin()
+                assert torch.equal(compiled(it.x[:m]), it.layer(it.x[:m]))
+
+
+def test_offsets_past_2_to_the_31() -> None:
+    """y has more elements than 32 bits reach, and a grid more than 65,535 programs along m. A few rows are worked out anew."""
+    m, n, k, form = 2**22 + 5, 1024, 64, "int4_g64"
+    codes = torch.randint(0, 16, (n, k), device="cuda", dtype=torch.uint8)
+    scales = torch.full((n, 1), 0.01, device="cuda", dtype=torch.float16)
+    x = torch.randn(m, k, device="cuda", dtype=torch.float16)
+    layer = w4gen.Linear(w4gen.Weight.from_codes(codes, scales, None, form), batch_invariant=True)
+    y, w = layer(x), (codes.double() - 8) * scales.double()
+    for at in (slice(0, 64), slice(2**21 - 32, 2**21 + 32), slice(m - 64, m)):
+        assert ((y[at].double() - x[at].double() @ w.T).norm() / (x[at].double() @ w.T).norm()).item() < 4e-4
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64", "uint4_g32_m", "int3_g64"])
+@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (1021, 1000), (256, 1536)], ids=str)
+def test_a_row_of_a_batch_invariant_layer_does_not_depend_on_the_batch(
+    n: int, k: int, form: str, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit, across all buckets, at any place, beside any neighbours."""
+    monkeypatch.setenv("W4GEN_STRICT", "1")
+    torch.manual_seed(0)
+    w = w4gen.Weight.from_float(torch.randn(n, k, device="cuda") * 0.02, form)
+    layer, x = w4gen.Linear(w, batch_invariant=True), torch.randn(700, k, device="cuda").to(kind)
+    whole, order = layer(x), torch.randperm(700, device="cuda")
+    for m in (1, 2, 8, 9, 16, 17, 31, 64, 65, 128, 129, 500):
+        for at in (0, 3, 700 - m):
+            assert torch.equal(layer(x[at : at + m]), whole[at : at + m]), (m, at)
+    assert torch.equal(layer(x[order]), whole[order])
+    other = torch.where(torch.arange(700, device="cuda")[:, None] % 2 == 0, torch.inf, x)
+    assert torch.equal(layer(other)[1::2], whole[1::2])
+    truth = x.double() @ w.dequantize(torch.float64).T
+    assert ((whole.double() - truth).norm() / truth.norm()).item() < (4e-3 if kind == torch.bfloat16 else 5e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize(("activation", "residual"), [("gelu", True), ("relu", False), ("silu_mul", False)])
+@pytest.mark.parametrize("m", [1, 8, 64, 512])
+@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (1022, 1000)], ids=str)
+def test_an_epilogue_is_what_torch_does_in_f64(
+    n: int, k: int, m: int, activation: str, residual: bool, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("W4GEN_STRICT", "1")
+    it = case("int4_g128", m, n, k, kind, bias=True)
+    added = torch.randn(m, n, device="cuda").to(kind) if residual else None
+    it.layer.activation = activation
+    y, sums = it.layer(it.x, added), it.x.double() @ it.w.T + it.bias.double()
+    silu = torch.nn.functional.silu
+    known = {"gelu": torch.nn.functional.gelu, "relu": torch.relu, "silu_mul": lambda a: silu(a[:, ::2]) * a[:, 1::2]}
+    truth = known[activation](sums)
+    truth = truth if added is None else truth + added.double()
+    assert ((y.double() - truth).norm() / truth.norm()).item() <= 1.5 * it.limit()  # above 128 rows weights are rounded too
+    assert all(torch.equal(it.layer(it.x, added), y) for _ in range(10))
