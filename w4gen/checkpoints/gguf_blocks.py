@@ -1,7 +1,7 @@
 """The block types of GGUF: which bytes of a block are codes, scales and minimums, and the `Format` that they make.
 
-A row is whole blocks. What is nested, 6-bit scales under a 16-bit one, stays so: nothing is multiplied out. The layouts are those of
-ggml's `ggml-common.h`.
+A row is whole blocks. What is nested, 6-bit scales under a 16-bit one, stays so: nothing is multiplied out. The layouts are those
+of ggml's `ggml-common.h`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def parts(stored: torch.Tensor, kind: BlockType) -> Parts:
 
 
 def _fields(stored: torch.Tensor, bits: int, span: int) -> torch.Tensor:
-    """Fields u8[blocks, …] of `bits` bits: those at the lowest bits of `span` bytes, then those above them, then the next bytes."""
+    """Fields u8[blocks, …] of `bits` bits: the lowest of `span` bytes, then those above them, and so on with the next bytes."""
     blocks, size = stored.shape
     inside = (Digit("k", span, 8), Digit("k", 8 // bits, bits), Digit("k", size // span, 8 * span))
     layout = Layout((Digit("n", blocks, 8 * size), *inside), bits, 8)
