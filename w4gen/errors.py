@@ -27,3 +27,7 @@ class TemplateError(W4Error):
 
 class ToolchainError(W4Error):
     """A compiler or disassembler that failed, or is not there."""
+
+
+class CheckpointError(W4Error):
+    """A checkpoint that is damaged, or of a kind that w4gen does not read."""

@@ -12,7 +12,7 @@ from w4gen.checkpoints.gguf_blocks import TYPES, parts
 
 HALVES = {
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2),
-    "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,), "TQ2_0": (64,), "MXFP4": (),
+    "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,), "TQ2_0": (64,), "MXFP4": (), "NVFP4": (),
 }  # fmt: skip
 """Where the float16 numbers of a block start: they must be finite."""
 
@@ -32,12 +32,14 @@ def blocks(name: str, rows: int, count: int, generator: np.random.Generator) -> 
         stored[:, :, start : start + 2] = halves.astype("<f2")[..., None].view(np.uint8)
     if name == "MXFP4":  # 255 is no number: NaN of E8M0, which the library does not know
         stored[:, :, 0] = np.resize(np.arange(255), (rows, count))
+    if name == "NVFP4":  # 255 is neither: a sign that is not there, and no number
+        stored[:, :, :4] = np.resize(np.arange(255), (rows, count, 4))
     return stored.reshape(rows, -1)
 
 
 @pytest.mark.parametrize("kind", TYPES.values(), ids=lambda kind: kind.name)
 def test_a_block_is_what_the_library_makes_of_it(kind):
-    stored = blocks(kind.name, 6, 48 if kind.weights == 32 else 8, np.random.default_rng(kind.id))
+    stored = blocks(kind.name, 6, 8 if kind.weights == 256 else 48, np.random.default_rng(kind.id))
     with np.errstate(over="ignore"):
         truth = gguf.dequantize(stored, gguf.GGMLQuantizationType[kind.name])
     weight = Weight.from_parts(parts(torch.from_numpy(stored), kind), kind.format)

@@ -1,8 +1,8 @@
 """bitsandbytes' 4 bits, with and without double quantization.
 
-Codes lie two in a byte, the first in the high half, in one stream over all rows, and blocks run on over the ends of rows. The table
-of values is always the stored one. Scales are float32; double quantization makes them 8-bit codes of a stored table, under a scale
-for 256 of them, with an offset.
+Codes lie two in a byte, the first in the high half, in one stream over all rows; blocks run on over the ends of rows. The table
+of values is always the stored one. Scales are float32; double quantization makes them 8-bit codes of a stored table, under a
+scale for 256 of them, with an offset.
 """
 
 from __future__ import annotations

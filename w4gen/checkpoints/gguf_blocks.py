@@ -33,10 +33,14 @@ class BlockType:
     read: Callable[[torch.Tensor], Parts]
 
 
-def parts(stored: torch.Tensor, kind: BlockType) -> Parts:
-    """The parts of a weight [N, K], as `Format.parts` names them, from its rows of blocks u8[N, K / weights * bytes]."""
-    found = kind.read(stored.reshape(-1, kind.bytes))
-    return {name: part.reshape(len(stored), -1) for name, part in found.items()}
+def parts(stored: torch.Tensor, kind: BlockType, factor: float = 1.0) -> Parts:
+    """The parts of a weight [N, K], as `Format.parts` names them, from its rows of blocks u8[N, K / weights * bytes].
+
+    What blocks do not hold is one number for the whole weight, `factor`.
+    """
+    found = {name: part.reshape(len(stored), -1) for name, part in kind.read(stored.reshape(-1, kind.bytes)).items()}
+    wanted = kind.format.parts(*found["codes"].shape)
+    return {name: torch.full(shape, factor) for name, (_, shape) in wanted.items() if shape == (1, 1)} | found
 
 
 def _fields(stored: torch.Tensor, bits: int, span: int) -> torch.Tensor:
@@ -137,6 +141,12 @@ def _mxfp4(stored: torch.Tensor) -> Parts:
     return {"codes": _fields(stored[:, 1:], 4, 16), "scale": stored[:, :1]}
 
 
+def _nvfp4(stored: torch.Tensor) -> Parts:
+    """Four scales in e4m3 without a sign, in which no number is 0, and 64 codes of 4 bits."""
+    scales = stored[:, :4] & 0x7F
+    return {"codes": _fields(stored[:, 4:], 4, 8), "scale": torch.where(scales == 0x7F, 0, scales)}
+
+
 IQ4_XS = replace(IQ4_NL, name="iq4_xs", scale=Format("int6", 6, origin=-32.0, group=8))
 TERNARY = Format("ternary", 2, origin=-1.0, group=256)
 
@@ -157,6 +167,7 @@ TYPES = {
         BlockType(23, "IQ4_XS", 256, 136, IQ4_XS, _iq4_xs),
         BlockType(35, "TQ2_0", 256, 66, TERNARY, _tq2_0),
         BlockType(39, "MXFP4", 32, 17, named("mxfp4"), _mxfp4),
+        BlockType(40, "NVFP4", 64, 36, named("nvfp4"), _nvfp4),
     )
 }
 """The block types that are read, by their number in a file."""
