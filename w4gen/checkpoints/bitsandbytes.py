@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from w4gen.checkpoints.blocks import in_rows, row_group
-from w4gen.errors import FormatError
+from w4gen.errors import CheckpointError
 from w4gen.formats import ABSMAX
 from w4gen.ir.types import F32, PER_TENSOR, Format
 from w4gen.quantize import Parts
@@ -31,7 +31,7 @@ def facts(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         found = json.loads(bytes(tensors[name].tolist()))
         return {"n": int(found["shape"][0]), "k": int(found["shape"][1]), **found, "blocksize": int(found["blocksize"])}
     except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise FormatError(f"{name} does not hold the facts of a weight ({error!r}): the file is damaged") from error
+        raise CheckpointError(f"{name} does not hold the facts of a weight ({error!r}): the file is damaged") from error
 
 
 def parts(tensors: Mapping[str, torch.Tensor]) -> tuple[Parts, Format]:
@@ -40,7 +40,7 @@ def parts(tensors: Mapping[str, torch.Tensor]) -> tuple[Parts, Format]:
     n, k, block = state["n"], state["k"], state["blocksize"]
     stored = tensors["weight"].contiguous().view(torch.uint8).reshape(-1)
     if len(stored) < (n * k + 1) // 2:
-        raise FormatError(f"weight holds {2 * len(stored)} codes, [{n}, {k}] needs {n * k}: the file is damaged")
+        raise CheckpointError(f"weight holds {2 * len(stored)} codes, [{n}, {k}] needs {n * k}: the file is damaged")
     codes = torch.stack([stored >> 4, stored & 15], -1).reshape(-1)[: n * k].reshape(n, k)
     scales, scale = _scales(tensors, state)
     table = tuple(tensors["weight.quant_map"].float().tolist())

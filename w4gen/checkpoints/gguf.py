@@ -63,12 +63,16 @@ class Entry:
         return str(PLAIN[self.type]).removeprefix("torch.") if self.type in PLAIN else UNREAD[self.type][0]
 
     @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
     def bytes(self) -> int:
         """Bytes of the tensor; none are known of a type that is not read."""
         block, plain = gguf_blocks.TYPES.get(self.type), PLAIN.get(self.type)
         if block is not None:
-            return math.prod(self.shape) // block.weights * block.bytes
-        return 0 if plain is None else math.prod(self.shape) * plain.itemsize
+            return self.elements // block.weights * block.bytes
+        return 0 if plain is None else self.elements * plain.itemsize
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ Transformers builds the modules, and knows how GGUF calls and reorders tensors; 
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,12 @@ class Loaded:
     dequantized: tuple[Skipped, ...]
     unused: tuple[str, ...]
 
+    def __str__(self) -> str:
+        formats = Counter(form for _, form in self.layers)
+        lines = [f"{count} layers run from codes ({form})" for form, count in formats.items()]
+        lines += [f"{each.name} was dequantized: {each.reason}" for each in self.dequantized]
+        return "\n".join(lines + [f"{name} was not used" for name in self.unused])
+
 
 def load(path: str | Path, dtype: torch.dtype = torch.float16) -> Loaded:
     """The model of a GGUF file, in `dtype` where it is not quantized. Raises `CheckpointError` where it would not be whole.
@@ -50,7 +57,7 @@ def load(path: str | Path, dtype: torch.dtype = torch.float16) -> Loaded:
             model.config.tie_word_embeddings &= target not in model.all_tied_weights_keys
             continue
         if form is not None:
-            reason = "its weight is more than reordered" if linear else f"it is a {type(module).__name__}"
+            reason = "its weight is more than reordered" if linear else f"it is of a module {type(module).__name__}"
             dequantized.append(Skipped(owner, f"{reason}, stored as {file.entries[name].kind}"))
         if name not in plain:
             plain[name] = torch.nn.Parameter(_processed(processor, file, name).to(dtype), requires_grad=False)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from w4gen.errors import FormatError
+from w4gen.errors import CheckpointError
 from w4gen.quantize import Parts
 
 FORMAT = "mxfp4"
@@ -19,6 +19,6 @@ def experts(blocks: torch.Tensor, scales: torch.Tensor) -> Iterator[Parts]:
     """
     if blocks.dim() != 4 or blocks.shape[-1] != 16 or tuple(scales.shape) != tuple(blocks.shape[:3]):
         given = f"blocks {list(blocks.shape)} and scales {list(scales.shape)}"
-        raise FormatError(f"{given} are not [experts, N, K / 32, 16] and [experts, N, K / 32]: the file is damaged")
+        raise CheckpointError(f"{given} are not [experts, N, K / 32, 16] and [experts, N, K / 32]: the file is damaged")
     for stored, scale in zip(blocks, scales, strict=True):
         yield {"codes": torch.stack([stored & 15, stored >> 4], -1).reshape(len(stored), -1), "scale": scale}

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 
 from w4gen.checkpoints.blocks import in_rows, row_group
-from w4gen.errors import FormatError
+from w4gen.errors import CheckpointError
 from w4gen.formats import named
 from w4gen.ir import layout as layouts
 from w4gen.ir.layout import Digit, Layout
@@ -28,14 +28,14 @@ PACKINGS = {"8bit_u8": (8, 8, 1), "4bit_u8": (8, 4, 2), "3bit_32": (32, 3, 10), 
 def parts(tensors: Mapping[str, torch.Tensor]) -> tuple[Parts, Format]:
     """The parts and the format of a weight, of its tensors by their names: `W_q`, `scale`, `zero`, `shape`, `nbits`, `packing`, …
 
-    Raises `FormatError` on groups down the columns and on scales that are codes themselves.
+    Raises `CheckpointError` on groups down the columns and on scales that are codes themselves.
     """
     n, k = (int(size) for size in tensors["shape"])
     scale, zero = tensors.get("scale"), tensors.get("zero")
     if scale is None or zero is None:
-        raise FormatError("its scales or zeros are quantized themselves, which HQQ gave up: quantize it anew with hqq >= 0.2")
+        raise CheckpointError("its scales or zeros are quantized themselves, which HQQ gave up: quantize it anew with hqq >= 0.2")
     if int(tensors["axis"]) == 0 and scale.numel() > 1:
-        raise FormatError(
+        raise CheckpointError(
             "it has groups down the columns (axis=0), a kernel needs scales for neighbours in a row: quantize it anew with axis=1"
         )
     block = n * k // scale.numel()
@@ -54,12 +54,12 @@ def _codes(tensors: Mapping[str, torch.Tensor], n: int, k: int) -> torch.Tensor:
     """The codes u8[N, K]; the rows of parts that were padded are left out."""
     packing = bytes(tensors["packing"].tolist()).decode("ascii", "replace")
     if packing not in PACKINGS:
-        raise FormatError(f"its packing {packing!r} is none of {', '.join(PACKINGS)}: w4gen reads no other")
+        raise CheckpointError(f"its packing {packing!r} is none of {', '.join(PACKINGS)}: w4gen reads no other")
     word, bits, fields = PACKINGS[packing]
     stored = tensors["W_q"].contiguous().view(torch.int32 if word == 32 else torch.uint8)
     step, columns = stored.shape
     layout = Layout((Digit("n", step, word * columns), Digit("n", fields, bits), Digit("k", columns, word)), bits, word)
     lowest_first = layouts.unpack(layout, stored.reshape(-1), torch).reshape(fields, step * columns)
     if fields * step * columns < n * k:
-        raise FormatError(f"W_q holds {fields * step * columns} codes, [{n}, {k}] needs {n * k}: the file is damaged")
+        raise CheckpointError(f"W_q holds {fields * step * columns} codes, [{n}, {k}] needs {n * k}: the file is damaged")
     return lowest_first.flip(0).reshape(-1)[: n * k].reshape(n, k)
