@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from pathlib import Path
 
@@ -26,6 +27,7 @@ def cases(file: str) -> dict[str, dict[str, torch.Tensor]]:
 
 
 BITSANDBYTES, HQQ = cases("bitsandbytes"), cases("hqq")
+NORMAL = {"bitsandbytes": "nf4", "hqq": "bits4"}
 
 
 @pytest.mark.parametrize("case", BITSANDBYTES)
@@ -81,6 +83,30 @@ def test_a_weight_cut_short_is_refused(file):
     held[name] = held[name][:-1]
     with pytest.raises(CheckpointError, match=rf"{name} holds \d+ codes, \[\d+, \d+\] needs \d+: the file is damaged"):
         read(held)
+
+
+@pytest.mark.parametrize("file", ["bitsandbytes", "hqq"])
+def test_scales_that_are_missing_or_too_few_are_refused(file):
+    read, held, name = {
+        "bitsandbytes": (bitsandbytes.parts, dict(BITSANDBYTES["nf4"]), "weight.absmax"),
+        "hqq": (hqq.parts, dict(HQQ["bits4"]), "zero"),
+    }[file]
+    held[name] = held[name][:-1]
+    with pytest.raises(CheckpointError, match=r"there are \d+ scales for \[\d+, \d+\] in blocks of \d+: the file is damaged"):
+        read(held)
+    for missing in ("weight", "weight.quant_map") if file == "bitsandbytes" else ("W_q", "shape", "packing"):
+        less = {each: tensor for each, tensor in held.items() if each != missing} | {name: cases(file)[NORMAL[file]][name]}
+        with pytest.raises(CheckpointError, match=f"{missing} is missing beside .*: the file is incomplete"):
+            read(less)
+
+
+@pytest.mark.parametrize("change", [{"blocksize": 0}, {"shape": [6]}, {"shape": None}, {"shape": [-6, 128]}])
+def test_facts_that_fit_no_weight_are_refused(change):
+    held, name = dict(BITSANDBYTES["nf4"]), "weight.quant_state.bitsandbytes__nf4"
+    stated = json.loads(bytes(held[name].tolist())) | change
+    held[name] = torch.tensor(list(json.dumps(stated).encode()), dtype=torch.uint8)
+    with pytest.raises(CheckpointError, match=f"{name} does not hold the facts of a weight"):
+        bitsandbytes.parts(held)
 
 
 def test_facts_that_are_damaged_are_refused():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import struct
 from pathlib import Path
+from types import SimpleNamespace
 
 import gguf as library
 import numpy as np
@@ -14,9 +16,10 @@ import torch
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
+theirs = pytest.importorskip("transformers.modeling_gguf_pytorch_utils")
 
 import w4gen  # noqa: E402
-from w4gen.checkpoints import gguf_model  # noqa: E402
+from w4gen.checkpoints import gguf, gguf_model  # noqa: E402
 from w4gen.errors import CheckpointError  # noqa: E402
 
 HIDDEN, HEADS, KV_HEADS, INNER, LAYERS, WORDS = 64, 4, 2, 96, 2, 50
@@ -87,6 +90,35 @@ def test_a_model_is_what_transformers_makes_of_the_file(architecture, tied, bias
     assert loaded.model.config.tie_word_embeddings is False
 
 
+class Columns:
+    """A reordering that no architecture has: of columns."""
+
+    def process(self, weights, name):
+        return SimpleNamespace(weights=weights[:, ::-1])
+
+
+@pytest.mark.parametrize(
+    ("processor", "name", "shape", "reordered"),
+    [
+        (theirs.TensorProcessor({}), "blk.0.ffn_up.weight", (32, 8), True),
+        (theirs.LlamaTensorProcessor({"num_attention_heads": 4, "num_key_value_heads": 2}), "blk.0.attn_q.weight", (32, 8), True),
+        (theirs.LlamaTensorProcessor({"num_attention_heads": 4, "num_key_value_heads": 2}), "blk.0.attn_k.weight", (16, 8), True),
+        (theirs.BloomTensorProcessor({"n_head": 2, "hidden_size": 8}), "blk.0.attn_qkv.weight", (24, 8), True),
+        (theirs.GPT2TensorProcessor({}), "blk.0.ffn_up.weight", (8, 8), False),
+        (theirs.GPT2TensorProcessor({}), "blk.0.ffn_up.weight", (8, 4), False),
+        (theirs.Gemma2TensorProcessor({}), "blk.0.attn_norm.weight", (8, 4), False),
+        (Columns(), "blk.0.ffn_up.weight", (8, 8), False),
+    ],
+)
+def test_the_order_of_rows_is_what_transformers_does_to_values(processor, name, shape, reordered):
+    entry = gguf.Entry(name, shape, 2, 0)
+    order = gguf_model._order(processor, entry)
+    assert (order is not None) == reordered
+    if order is not None:
+        values = np.random.default_rng(0).normal(size=shape)
+        assert np.array_equal(values[order.numpy()], processor.process(weights=values, name=name).weights)
+
+
 def test_load_says_what_became_of_the_layers(tmp_path, caplog):
     write(tmp_path / "m.gguf", "llama", True, False)
     with caplog.at_level(logging.INFO, "w4gen"):
@@ -114,6 +146,23 @@ def test_a_parameter_that_is_not_in_the_file_is_named(tmp_path):
     write(tmp_path / "m.gguf", "llama", True, False, leave_out="blk.1.attn_k.weight")
     with pytest.raises(CheckpointError, match=r"m\.gguf: 1 parameters .*model\.layers\.1\.self_attn\.k_proj\.weight"):
         gguf_model.load(tmp_path / "m.gguf")
+
+
+def test_a_scale_that_is_no_number_is_named(tmp_path):
+    write(tmp_path / "m.gguf", "llama", True, False, kinds=("Q4_0",))
+    entry = gguf.read(tmp_path / "m.gguf").entries["blk.1.ffn_up.weight"]
+    data = bytearray((tmp_path / "m.gguf").read_bytes())
+    data[entry.start + 18 : entry.start + 20] = b"\x00\x7e"
+    (tmp_path / "m.gguf").write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"m\.gguf: blk\.1\.ffn_up\.weight: scale\[0, 1\] is nan"):
+        gguf_model.load(tmp_path / "m.gguf")
+
+
+def test_one_of_several_files_is_refused(tmp_path):
+    fact = struct.pack("<Q", 11) + b"split.count" + struct.pack("<IH", 2, 3)
+    (tmp_path / "m-00001-of-00003.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + fact)
+    with pytest.raises(CheckpointError, match="it is one of 3 files: `llama-gguf-split --merge` joins them"):
+        gguf_model.load(tmp_path / "m-00001-of-00003.gguf")
 
 
 def test_an_architecture_that_transformers_does_not_build_is_named(tmp_path):

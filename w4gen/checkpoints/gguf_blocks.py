@@ -53,7 +53,7 @@ def _fields(stored: torch.Tensor, bits: int, span: int) -> torch.Tensor:
 
 def _half(stored: torch.Tensor, at: int) -> torch.Tensor:
     """The float16 [blocks, 1] that starts at byte `at` of every block."""
-    return stored[:, at : at + 2].contiguous().view(torch.float16)
+    return stored[:, at : at + 2].clone(memory_format=torch.contiguous_format).view(torch.float16)
 
 
 def _signed(stored: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from w4gen.checkpoints import gguf
-from w4gen.errors import CheckpointError
+from w4gen.errors import CheckpointError, FormatError, ShapeError
 from w4gen.models import Skipped
 from w4gen.runtime.linear import Linear
 from w4gen.runtime.weight import Weight
@@ -43,6 +43,10 @@ def load(path: str | Path, dtype: torch.dtype = torch.float16) -> Loaded:
     embedding, which is dequantized for itself.
     """
     file = gguf.read(path)
+    if file.facts.get("split.count", 1) > 1:
+        raise CheckpointError(
+            f"{file.path}: it is one of {file.facts['split.count']} files: `llama-gguf-split --merge` joins them"
+        )
     model, processor = _empty(file, dtype)
     sources, layers, dequantized, plain = _sources(file, model, processor), [], [], dict[str, torch.nn.Parameter]()
     for target, name in sources.items():
@@ -51,8 +55,7 @@ def load(path: str | Path, dtype: torch.dtype = torch.float16) -> Loaded:
         linear = parameter == "weight" and type(module) is torch.nn.Linear and form is not None
         order = _order(processor, file.entries[name]) if linear else None
         if order is not None:
-            parts = {each: part if len(part) != len(order) else part[order] for each, part in file.parts(name).items()}
-            model.set_submodule(owner, Linear(Weight.from_parts(parts, form)))  # type: ignore[arg-type]
+            model.set_submodule(owner, Linear(_weight(file, name, order)))
             layers.append((owner, form.label))  # type: ignore[union-attr]
             model.config.tie_word_embeddings &= target not in model.all_tied_weights_keys
             continue
@@ -101,12 +104,24 @@ def _sources(file: gguf.File, model: Any, processor: Any) -> dict[str, str]:
     return {target: found[target] for target in model.state_dict()}
 
 
+def _weight(file: gguf.File, name: str, order: torch.Tensor) -> Weight:
+    """A weight of the file, its rows in another order."""
+    parts = {each: part if len(part) != len(order) else part[order] for each, part in file.parts(name).items()}
+    try:
+        return Weight.from_parts(parts, file.format(name))  # type: ignore[arg-type]
+    except (FormatError, ShapeError) as error:
+        raise CheckpointError(f"{file.path}: {name}: {error}") from error
+
+
 def _order(processor: Any, entry: gguf.Entry) -> torch.Tensor | None:
     """The rows of the file's weight in the model's order; None where it is not just another order."""
     n, k = entry.shape
-    marks = np.broadcast_to(np.arange(n, dtype=np.int32)[:, None], (n, k))
-    made = np.asarray(processor.process(weights=marks, name=entry.name).weights)
-    if made.shape != (n, k) or (made != made[:, :1]).any() or not np.array_equal(np.sort(made[:, 0]), np.arange(n)):
+    marks = [
+        np.broadcast_to(np.arange(n, dtype=np.int32)[:, None], (n, k)),
+        np.broadcast_to(np.arange(k, dtype=np.int32), (n, k)),
+    ]
+    made, columns = (np.asarray(processor.process(weights=mark, name=entry.name).weights) for mark in marks)
+    if not np.array_equal(columns, marks[1]) or (made != made[:, :1]).any() or (np.sort(made[:, 0]) != marks[0][:, 0]).any():
         return None
     return torch.from_numpy(made[:, 0].astype(np.int64))
 

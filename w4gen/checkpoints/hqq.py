@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from w4gen.checkpoints.blocks import in_rows, row_group
+from w4gen.checkpoints.blocks import in_rows, needed, row_group
 from w4gen.errors import CheckpointError
 from w4gen.formats import named
 from w4gen.ir import layout as layouts
@@ -30,17 +30,17 @@ def parts(tensors: Mapping[str, torch.Tensor]) -> tuple[Parts, Format]:
 
     Raises `CheckpointError` on groups down the columns and on scales that are codes themselves.
     """
-    n, k = (int(size) for size in tensors["shape"])
+    n, k = (int(size) for size in needed(tensors, "shape"))
     scale, zero = tensors.get("scale"), tensors.get("zero")
     if scale is None or zero is None:
         raise CheckpointError("its scales or zeros are quantized themselves, which HQQ gave up: quantize it anew with hqq >= 0.2")
-    if int(tensors["axis"]) == 0 and scale.numel() > 1:
+    if int(needed(tensors, "axis")) == 0 and scale.numel() > 1:
         raise CheckpointError(
             "it has groups down the columns (axis=0), a kernel needs scales for neighbours in a row: quantize it anew with axis=1"
         )
     block = n * k // scale.numel()
     form = replace(
-        named(f"uint{math.ceil(tensors['nbits'].item())}"),
+        named(f"uint{math.ceil(needed(tensors, 'nbits').item())}"),
         group=row_group(k, block),
         scale=dtypes.of(scale, "scale"),
         zero=dtypes.of(zero, "zero"),
@@ -52,11 +52,11 @@ def parts(tensors: Mapping[str, torch.Tensor]) -> tuple[Parts, Format]:
 
 def _codes(tensors: Mapping[str, torch.Tensor], n: int, k: int) -> torch.Tensor:
     """The codes u8[N, K]; the rows of parts that were padded are left out."""
-    packing = bytes(tensors["packing"].tolist()).decode("ascii", "replace")
+    packing = bytes(needed(tensors, "packing").tolist()).decode("ascii", "replace")
     if packing not in PACKINGS:
         raise CheckpointError(f"its packing {packing!r} is none of {', '.join(PACKINGS)}: w4gen reads no other")
     word, bits, fields = PACKINGS[packing]
-    stored = tensors["W_q"].contiguous().view(torch.int32 if word == 32 else torch.uint8)
+    stored = needed(tensors, "W_q").contiguous().view(torch.int32 if word == 32 else torch.uint8)
     step, columns = stored.shape
     layout = Layout((Digit("n", step, word * columns), Digit("n", fields, bits), Digit("k", columns, word)), bits, word)
     lowest_first = layouts.unpack(layout, stored.reshape(-1), torch).reshape(fields, step * columns)
