@@ -157,6 +157,9 @@ def test_damaged_files_are_refused_by_name_and_cause(case, tmp_path):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"none\.gguf: there is no such file"):
         gguf.read(tmp_path / "none.gguf")
+    (tmp_path / "a.gguf").touch()
+    with pytest.raises(CheckpointError, match=r"it is a folder: give the GGUF file in it \(a\.gguf\)"):
+        gguf.read(tmp_path)
 
 
 def test_a_file_cut_short_anywhere_is_refused(mixed, tmp_path):

@@ -126,6 +126,9 @@ ROWS = 4096
 def read(path: str | Path) -> File:
     """The facts and entries of a GGUF file. Raises `CheckpointError` naming file, tensor and likely cause."""
     path = Path(path)
+    if path.is_dir():
+        held = ", ".join(sorted(each.name for each in path.glob("*.gguf"))) or "none"
+        raise CheckpointError(f"{path}: it is a folder: give the GGUF file in it ({held})")
     if not path.is_file() or path.stat().st_size == 0:
         raise CheckpointError(f"{path}: {'the file is empty' if path.is_file() else 'there is no such file'}")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
