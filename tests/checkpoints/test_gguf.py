@@ -170,6 +170,24 @@ def test_a_file_cut_short_anywhere_is_refused(mixed, tmp_path):
             gguf.read(path)
 
 
+def test_a_header_with_any_byte_changed_is_read_or_refused(mixed, tmp_path):
+    """Never another error, and never a tensor beyond the file."""
+    whole, path, generator = mixed.read_bytes(), tmp_path / "changed.gguf", np.random.default_rng(0)
+    refused = 0
+    for _ in range(600):
+        data = bytearray(whole)
+        for at in generator.integers(0, 1500, generator.integers(1, 4)):
+            data[at] = generator.choice([0, 1, 127, 255, generator.integers(256)])
+        path.write_bytes(data)
+        try:
+            file = gguf.read(path)
+        except CheckpointError:
+            refused += 1
+            continue
+        assert all(entry.start + entry.bytes <= len(whole) for entry in file.entries.values())
+    assert 100 < refused < 500
+
+
 def test_inspect_tells_what_becomes_of_each(mixed):
     found = {held.name: held for held in w4gen.inspect(mixed)}
     told = found["Q4_K.weight"]
