@@ -27,3 +27,7 @@ class TemplateError(W4Error):
 
 class ToolchainError(W4Error):
     """A compiler or disassembler that failed, or is not there."""
+
+
+class CheckpointError(W4Error):
+    """A file of a checkpoint that cannot be read, or that contradicts itself."""
