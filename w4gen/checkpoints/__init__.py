@@ -1,1 +1,1 @@
-"""Foreign checkpoints: what their bytes are, as the parts and the format of a weight. One file for each dialect."""
+"""Checkpoints of other projects: foreign bytes to codes, scales and zeros under a `Format`, a file for each dialect."""

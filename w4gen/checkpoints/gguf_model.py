@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from w4gen.checkpoints import gguf
-from w4gen.errors import CheckpointError, FormatError, ShapeError
+from w4gen.checkpoints.layer import Layer
+from w4gen.errors import CheckpointError
 from w4gen.models import Skipped
 from w4gen.runtime.linear import Linear
-from w4gen.runtime.weight import Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def load(path: str | Path, dtype: torch.dtype = torch.float16) -> Loaded:
         linear = parameter == "weight" and type(module) is torch.nn.Linear and form is not None
         order = _order(processor, file.entries[name]) if linear else None
         if order is not None:
-            model.set_submodule(owner, Linear(_weight(file, name, order)))
+            model.set_submodule(owner, _layer(file, name, order).linear())
             layers.append((owner, form.label))  # type: ignore[union-attr]
             model.config.tie_word_embeddings &= target not in model.all_tied_weights_keys
             continue
@@ -104,13 +104,10 @@ def _sources(file: gguf.File, model: Any, processor: Any) -> dict[str, str]:
     return {target: found[target] for target in model.state_dict()}
 
 
-def _weight(file: gguf.File, name: str, order: torch.Tensor) -> Weight:
+def _layer(file: gguf.File, name: str, order: torch.Tensor) -> Layer:
     """A weight of the file, its rows in another order."""
     parts = {each: part if len(part) != len(order) else part[order] for each, part in file.parts(name).items()}
-    try:
-        return Weight.from_parts(parts, file.format(name))  # type: ignore[arg-type]
-    except (FormatError, ShapeError) as error:
-        raise CheckpointError(f"{file.path}: {name}: {error}") from error
+    return Layer(f"{file.path}: {name}", f"GGUF {file.entries[name].kind}", file.format(name), parts)  # type: ignore[arg-type]
 
 
 def _order(processor: Any, entry: gguf.Entry) -> torch.Tensor | None:

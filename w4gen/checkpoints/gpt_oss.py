@@ -1,4 +1,4 @@
-"""gpt-oss' experts in MXFP4: one weight for each expert, of tensors that hold all of them."""
+"""gpt-oss' experts in MXFP4: one layer for each expert, of tensors that hold all of them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ from collections.abc import Iterator
 
 import torch
 
-from w4gen.errors import CheckpointError
-from w4gen.quantize import Parts
+from w4gen.checkpoints.layer import Layer, expect, refuse
+from w4gen.formats import named
 
-FORMAT = "mxfp4"
+NAME = "gpt-oss"
 
 
-def experts(blocks: torch.Tensor, scales: torch.Tensor) -> Iterator[Parts]:
-    """The parts of each expert's weight [N, K], of blocks u8[experts, N, K / 32, 16] and scales u8[experts, N, K / 32].
+def experts(name: str, blocks: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None = None) -> Iterator[Layer]:
+    """The layer of each expert, of `name_blocks` u8[experts, N, K / 32, 16], `name_scales` u8[experts, N, K / 32] and
+    `name_bias` [experts, N].
 
     A byte holds two neighbours, the first in its low half; a scale byte is the exponent of a power of two, plus 127.
     """
-    if blocks.dim() != 4 or blocks.shape[-1] != 16 or tuple(scales.shape) != tuple(blocks.shape[:3]):
-        given = f"blocks {list(blocks.shape)} and scales {list(scales.shape)}"
-        raise CheckpointError(f"{given} are not [experts, N, K / 32, 16] and [experts, N, K / 32]: the file is damaged")
-    for stored, scale in zip(blocks, scales, strict=True):
-        yield {"codes": torch.stack([stored & 15, stored >> 4], -1).reshape(len(stored), -1), "scale": scale}
+    if blocks.dim() != 4 or blocks.shape[-1] != 16:
+        refuse(name, "blocks", f"has shape {list(blocks.shape)}, [experts, N, K / 32, 16] is needed", "the file may be damaged")
+    expect(scales, tuple(blocks.shape[:3]), "scales", name, "the file may be damaged")
+    for expert, (stored, scale) in enumerate(zip(blocks, scales, strict=True)):
+        codes = torch.stack([stored & 15, stored >> 4], -1).reshape(len(stored), -1)
+        parts = {"codes": codes, "scale": scale}
+        yield Layer(f"{name}.{expert}", NAME, named("mxfp4"), parts, None if bias is None else bias[expert])

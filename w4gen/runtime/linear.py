@@ -56,16 +56,19 @@ class Linear(torch.nn.Module):
     """A linear layer over a quantized weight: `y[..., N] = x[..., K] · wᵀ + bias[N]`.
 
     Buffers are those of the Weight, `codes`, `scale` and so on (`scale.scale` is called `scale_scale`); the format and the layout
-    travel in the state dict beside them. Gradients reach x and the bias, not the weight.
+    travel in the state dict beside them. Gradients reach x and the bias, not the weight. With an `order`, int64[K], column j of
+    the weight multiplies `x[..., order[j]]`.
     """
 
     codes: torch.Tensor
     bias: torch.Tensor | None
+    order: torch.Tensor | None
 
-    def __init__(self, weight: Weight, bias: torch.Tensor | None = None) -> None:
+    def __init__(self, weight: Weight, bias: torch.Tensor | None = None, order: torch.Tensor | None = None) -> None:
         super().__init__()
         self.in_features, self.out_features, self.format = weight.k, weight.n, weight.format
         self.register_buffer("bias", None if bias is None else bias.detach().clone())
+        self.register_buffer("order", order)
         self._hold(weight)
 
     @classmethod
@@ -82,7 +85,7 @@ class Linear(torch.nn.Module):
         """Keep a weight, packed for the device that it is on."""
         weight = stored_for(weight, weight.codes.device)
         self.layout, self._format, self._layout = weight.layout, str(weight.format), str(weight.layout)
-        for name in set(self._buffers) - {"bias"}:
+        for name in set(self._buffers) - {"bias", "order"}:
             del self._buffers[name]
         self._names = tuple(name.replace(".", "_") for name in weight.names)
         for name, buffer in zip(self._names, weight.buffers, strict=True):
@@ -94,6 +97,7 @@ class Linear(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         _check(x, self.in_features, self.out_features, self.codes.device, self.bias)
+        x = x if self.order is None else x[..., self.order]
         return _call(x, self._held(), self.bias, self.out_features, self._format, self._layout)
 
     def get_extra_state(self) -> dict[str, str]:
