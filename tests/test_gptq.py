@@ -108,7 +108,7 @@ def test_a_pattern_has_settings_of_its_own(rng: np.random.Generator) -> None:
 
 BAD = {
     "another width": ({}, {"bits": 8}, r"scales: has shape \[3, 32\], \[2, 32\] is needed; bits or group_size"),
-    "no such width": ({}, {"bits": 5}, "bits=5"),
+    "no such width": ({}, {"bits": 9}, "bits=9"),
     "another group": ({}, {"group_size": 16}, r"scales: has shape \[3, 32\], \[6, 32\] is needed"),
     "a version to come": ({}, {"checkpoint_format": "gptq_v9"}, "gptq_v9"),
     "no scales": ({"scales": None}, {}, r"scales: missing, .*a shard may be missing"),

@@ -1,4 +1,4 @@
-"""GPTQ, both versions of its zeros, with columns in any order.
+"""GPTQ, as AutoGPTQ, GPTQModel and AutoRound write it: both versions of its zeros, with columns in any order.
 
 qweight i32[K·bits/32, N]: a stream along K · qzeros i32[groups, N·bits/32]: a stream along N · scales f16[groups, N] ·
 g_idx i32[K]: the group of each input.
@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 
-from w4gen.checkpoints.layer import Layer, Tensors, bitstream, by_group, expect, need, refuse
-from w4gen.formats import named
+from w4gen.checkpoints.layer import Layer, Tensors, bitstream, by_group, expect, integers, need, refuse
 
 NAME = "gptq"
 MARKS = (".qweight",)
-BITS = (2, 3, 4, 8)
+BITS = range(2, 9)
 CAUSE = "bits or group_size of the quantization_config may not be those of this layer"
 
 
@@ -57,12 +56,8 @@ def read(tensors: Tensors, quantization: Mapping[str, Any], name: str) -> Layer:
         refuse(name, "g_idx", "missing", "with desc_act it says the group of each input; a shard may be missing")
     scales, zeros = (each if picked is None else each[picked] for each in (scales, zeros))
     codes = bitstream(words, bits, 0, k).T
-    codes = (codes if order is None else codes[:, order]).contiguous()
-    parts = {"codes": codes, "scale": scales.T.contiguous()}
-    if bool((zeros == 2 ** (bits - 1)).all()):
-        form = named(f"int{bits}_g{group}")
-    else:
-        form, parts["zero"] = named(f"uint{bits}_g{group}_z"), zeros.T.to(torch.float16).contiguous()
+    codes = codes if order is None else codes[:, order]
+    form, parts = integers(codes, bits, group, scales.T, zeros.T)
     return Layer(name, NAME, form, parts, tensors.get("bias"), order, notes)
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Protocol
 
 import torch
 
 from w4gen.errors import CheckpointError, W4Error
+from w4gen.formats import named
 from w4gen.ir import layout as layouts
 from w4gen.ir.types import Format
+from w4gen.runtime import dtypes
 from w4gen.runtime.linear import Linear
 from w4gen.runtime.weight import Weight
 
@@ -97,6 +99,27 @@ def bitstream(words: torch.Tensor, bits: int, axis: int, count: int) -> torch.Te
     layout = layouts.dense(rows.shape[0], count, bits)
     filled = torch.nn.functional.pad(rows, (0, layout.length // rows.shape[0] - rows.shape[1]))
     return layouts.unpack(layout, filled.reshape(-1), torch)[:, :count].movedim(-1, axis)
+
+
+def nibbles(data: torch.Tensor) -> torch.Tensor:
+    """The codes u8[N, 2·bytes] of bytes u8[N, bytes]: the low half of each byte first."""
+    data = data.view(torch.uint8)
+    return torch.stack([data & 15, data >> 4], -1).reshape(data.shape[0], -1)
+
+
+def integers(
+    codes: torch.Tensor, bits: int, group: int, scales: torch.Tensor, zeros: torch.Tensor | None
+) -> tuple[Format, dict[str, torch.Tensor]]:
+    """The format and parts of codes u8[N, K] under scales and zeros u8 [N, groups]; zeros in the middle need not be kept."""
+    kind = dtypes.of(scales, "scale")
+    middle = zeros is None or bool((zeros == 2 ** (bits - 1)).all())
+    form = named(f"int{bits}" if middle and bits > 1 else f"uint{bits}_z")
+    form = replace(form, group=-1 if group == codes.shape[1] else group, scale=kind, zero=form.zero and kind)
+    parts = {"codes": codes.contiguous(), "scale": scales.contiguous()}
+    if form.zero is not None:
+        zeros = torch.full(scales.shape, 2 ** (bits - 1)) if zeros is None else zeros
+        parts["zero"] = zeros.to(scales.dtype).contiguous()
+    return form, parts
 
 
 def by_group(
