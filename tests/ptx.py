@@ -55,6 +55,16 @@ def run(text: str, outputs: int, *inputs: np.ndarray) -> list[np.ndarray]:
         match name.split("."):
             case ["shr", "u32"]:
                 registers[to] = operands[0] >> operands[1]
+            case ["shl", "b32"]:
+                registers[to] = operands[0] << operands[1]
+            case ["and", "b32"]:
+                registers[to] = operands[0] & operands[1]
+            case ["or", "b32"]:
+                registers[to] = operands[0] | operands[1]
+            case ["add", "u32"]:
+                registers[to] = operands[0] + operands[1]
+            case ["sub", "u32"]:
+                registers[to] = operands[0] - operands[1]
             case ["mov", "b32" | "u32"]:
                 registers[to] = operands[0]
             case ["lop3", "b32"]:

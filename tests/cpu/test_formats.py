@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,7 @@ from w4gen import toolchain
 from w4gen.formats import FAMILIES, named
 from w4gen.ir.lower import lower
 from w4gen.ir.problem import Problem
-from w4gen.ir.types import F32
+from w4gen.ir.types import F32, Format
 from w4gen.pipeline import made
 from w4gen.runtime.dtypes import OURS
 from w4gen.runtime.interpreter import mend_bf16
@@ -77,6 +78,29 @@ def test_gemm_takes_scales_that_are_codes(form: str, kind: torch.dtype) -> None:
     truth = x.double() @ w.dequantize(torch.float64).T
     y = w4gen.bind(kernel)(x, w).double().numpy()
     assert oracle.error(y, truth.numpy()) <= oracle.limit("f16" if kind == F16 else "bf16", y.size, 2, 768)
+
+
+@KINDS
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("name", ["e1m0", "e2m1", "e1m2", "e3m4", "fp8_e4m3", "fp8_e5m2", "int4", "uint8"])
+def test_gemm_decodes_every_code_in_pairs(name: str, arch: str, kind: torch.dtype) -> None:
+    """x takes one weight of a row at a time, so y is the weights; a code that is no number stays in its row."""
+    small = re.fullmatch(r"e(\d)m(\d)", name)
+    values = np.array(oracle.small_float(*map(int, small.groups())) if small else oracle.VALUES[name])
+    form = replace(Format(name, len(values).bit_length() - 1, minifloat=name) if small else FAMILIES[name], group=-1, scale=F32)
+    n, k, m = 64, 512, 64
+    finite = np.flatnonzero(np.isfinite(values))
+    codes = finite[(np.arange(n)[:, None] * 7 + np.arange(k)[None, :]) % len(finite)]
+    wrong = np.setdiff1d(np.arange(len(values)), finite)
+    codes[np.arange(len(wrong)), 5] = wrong
+    at = torch.randperm(k)[:m]
+    w = w4gen.Weight.from_codes(torch.from_numpy(codes), torch.ones(form.grid(n, k)), None, form)
+    kernel = w4gen.compile(f"{m}x{k}x{n}", form, arch=arch, dtype=str(kind).removeprefix("torch."))
+    assert kernel.name == "gemm"
+    y = w4gen.bind(kernel)(torch.nn.functional.one_hot(at, k).to(kind), w)
+    assert y[:, : len(wrong)].isnan().all()
+    expected = torch.from_numpy(values[codes]).T[at]
+    assert torch.equal(y[:, len(wrong) :].double(), expected[:, len(wrong) :])
 
 
 @pytest.mark.parametrize("m", [1, 5, 130])

@@ -158,8 +158,8 @@ def fast(draw: st.DrawFn) -> tuple[Problem, list[float], Schedule]:
     m = (1, 1) if halves else draw(st.sampled_from([(1, 1), (2, 8), (9, 16), (17, 32)]))
     x = F16 if halves or form.bits == 8 else draw(st.sampled_from([F16, BF16]))
     problem = stored(draw, form, m, x)
-    group, least = padded_group(problem, problem.layout), problem.layout.block["k"]
-    sizes = [size for size in (64, 128, 256) if size % least == 0 and group % size == 0]
+    group, least, held = padded_group(problem, problem.layout), problem.layout.block["k"], problem.layout.size("k")
+    sizes = [size for size in (64, 128, 256) if size % least == group % size == held % size == 0]
     assume(sizes)
     block_k = draw(st.sampled_from(sizes))
     split = min(draw(st.sampled_from([1, 2, 3, 8])), -(-problem.k // block_k)) if halves else 1

@@ -13,7 +13,7 @@ import pytest
 from w4gen.codegen import ptx
 from w4gen.errors import TemplateError
 from w4gen.formats import named
-from w4gen.ir.decode import decode
+from w4gen.ir.decode import decode, decode_pairs
 from w4gen.ir.types import BF16, F16, DType, Format
 
 FORMATS = {
@@ -25,6 +25,19 @@ FORMATS = {
     "half steps": (Format("halves", bits=2, step=0.5, origin=-1.0), [-1.0, -0.5, 0.0, 0.5]),
     "evens": (Format("evens", bits=1, step=2.0, origin=-2.0), [-2.0, 0.0]),
     "wide steps": (Format("wide", bits=4, step=4.0, origin=-32.0), [4.0 * code - 32 for code in range(16)]),
+}
+FLOATS = {
+    name: (1 + e + m, oracle.small_float(e, m))
+    for name, (e, m) in {
+        "e1m0": (1, 0),
+        "e1m2": (1, 2),
+        "e2m1": (2, 1),
+        "e3m0": (3, 0),
+        "e4m3": (4, 3),
+        "e5m2": (5, 2),
+        "e3m4": (3, 4),
+        "e2m5": (2, 5),
+    }.items()
 }
 HELD = [(name, kind) for name, kind in itertools.product(FORMATS, (F16, BF16)) if FORMATS[name][0].bits <= kind.mantissa]
 
@@ -47,6 +60,20 @@ def test_every_code_decodes_exactly_whatever_its_word_holds(name: str, kind: DTy
     for code, half in itertools.product(range(count), range(2)):
         expected = table[held >> (16 * half + code * form.bits) & (2**form.bits - 1)]
         assert np.array_equal(interpreter.half_of(found[code], half, kind.name), expected), (code, half)
+
+
+@pytest.mark.parametrize("kind", [F16, BF16], ids=str)
+@pytest.mark.parametrize("name", FLOATS)
+def test_every_small_float_decodes_exactly_but_for_the_power_that_sums_make_up_for(name: str, kind: DType) -> None:
+    bits, values = FLOATS[name]
+    how = decode_pairs(Format(name, bits=bits, minifloat=name), kind, 32 // bits)
+    count, held = 16 // bits, words(bits)
+    found = interpreter.run(ptx.decode_pairs(how), count, held)
+    table = np.array(values, np.float64)
+    assert (how.power > 0) == (kind == F16 and name != "e5m2")
+    for code, half in itertools.product(range(count), range(2)):
+        expected = table[held >> (16 * half + code * bits) & (2**bits - 1)] * 2.0**-how.power
+        assert np.array_equal(interpreter.half_of(found[code], half, kind.name), expected, equal_nan=True), (code, half)
 
 
 @pytest.mark.parametrize(("name", "kind"), HELD, ids=str)

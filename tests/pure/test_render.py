@@ -299,6 +299,26 @@ def test_fast_templates_refuse_fragments_in_another_order(layout: Layout, schedu
     assert pick(lower(problem), SM_90).template == "dequant"
 
 
+@pytest.mark.parametrize("m", [(1, 1), (2, 8), (9, 16)], ids=str)
+@pytest.mark.parametrize("name", ["int4_g128", "int4_g64", "int8_g128", "nf4_g64", "uint4_g128_z"])
+@pytest.mark.parametrize("k", [192, 576, 1000, 1536])
+def test_fast_templates_read_no_words_beyond_those_stored(k: int, name: str, m: tuple[int, int]) -> None:
+    """They ask for whole steps without a mask: a step must not run over the end of the inputs that are stored."""
+    problem = asked(m=m, n=8192, k=k, format=named(name))
+    kernel = made(lower(problem), pick(lower(problem), SM_90), SM_90)
+    assert kernel.name in ("gemv_half", "gemv_mma")
+    stored = kernel.program.tile("codes.stored").layout
+    assert stored is not None
+    assert kernel.program.tile(kernel.program.source("w.tile")).sizes["k"] == stored.size("k")
+
+
+@pytest.mark.parametrize("schedule", [FAST_MMA, replace(FAST_HALF, split_k=1, sum_at="global")], ids=lambda each: each.template)
+def test_fast_templates_refuse_steps_that_run_over_the_end(schedule: Schedule) -> None:
+    problem = asked(m=(1, 1) if schedule.template == "gemv_half" else (2, 8), k=192, format=named("int4_g128"))
+    with pytest.raises(TemplateError, match="block_k=128 does not divide the 192 inputs stored: take 64"):
+        rendered(problem, schedule)
+
+
 def test_gemm_refuses_rows_of_blocks_that_are_not_neighbours() -> None:
     layout = Layout.parse("n8@512,n2@4,n2@98304,n8@196608,k2@16,k4@128,k2@8,k2@32,k2@64,k24@4096;4/32")
     with pytest.raises(TemplateError, match="its blocks of rows are no single run"):

@@ -86,8 +86,7 @@ class Order:
 
 def paired(program: Program) -> bool:
     """Whether the codes of a pair are decoded by one operation on their word."""
-    how = tl.decoding(program)
-    return how.dtype.bits == 16 and program.problem.format.affine
+    return tl.decoding(program).dtype.bits == 16 and program.problem.format.codebook is None
 
 
 def pair_type(program: Program) -> str:
@@ -97,9 +96,9 @@ def pair_type(program: Program) -> str:
 
 def magic(program: Program) -> list[str]:
     """The exponent bits of a pair, plus a 0 that ptxas does not see."""
-    if not paired(program):
+    bits = next((op.bits for op in tl.decoding(program).value if isinstance(op, d.Or)), 0)
+    if not paired(program) or not bits:
         return []
-    bits = next(op.bits for op in tl.decoding(program).value if isinstance(op, d.Or))
     return [f"magic = 0x{bits << 16 | bits:08X} + (m_count >> 31)  # hidden from ptxas: and + or stay one LOP3"]
 
 
@@ -111,11 +110,10 @@ def decoded(program: Program, name: str, order: Order) -> list[str]:
         mask, text = 2**bits - 1, "halves(w_bits)"
         for op in (op for op in how.value if isinstance(op, d.Fma)):
             text = tl.expression(op, text, "")
-        lines = [
-            f"shift = tl.arange(0, {16 // bits}) * {bits}",
-            f"w_bits = ((w_tile[:, :, :, None] >> shift[None, None, None, :]) & 0x{mask << 16 | mask:08X}) | magic",
-            f"{value} = {text}",
-        ]
+        lines = [f"shift = tl.arange(0, {16 // bits}) * {bits}"]
+        moves, source = d.moved(how), "w_tile[:, :, :, None] >> shift[None, None, None, :]"
+        lines += small_floats(how, moves, source) if moves else [f"w_bits = (({source}) & 0x{mask << 16 | mask:08X}) | magic"]
+        lines.append(f"{value} = {text}")
         pair = next(digit for digit in inside if digit.stride == 16)
         inside = [*(digit for digit in inside if digit != pair), pair]
     else:
@@ -133,6 +131,27 @@ def decoded(program: Program, name: str, order: Order) -> list[str]:
         f"{value} = {value}.reshape([{', '.join(sizes)}])",
         f"{value} = {value}.permute({axes}).reshape([BLOCK_N, BLOCK_K])",
     ]
+
+
+def small_floats(how: d.Decode, moves: d.Moved, source: str) -> list[str]:
+    """Lines that move both small floats of a pair, `source` shifted down, to where 16-bit floats have their bits."""
+    lines = [f"w_codes = {source}"]
+    if moves.sign == moves.rest:
+        lines.append(f"w_bits = (w_codes << {moves.sign}) & {twice(moves.sign_mask | moves.rest_mask)}")
+    else:
+        sign = f"((w_codes << {moves.sign}) & {twice(moves.sign_mask)})"
+        lines.append(f"w_bits = {sign} | ((w_codes << {moves.rest}) & {twice(moves.rest_mask)})")
+    for op in how.value:
+        if isinstance(op, d.Except):
+            lines.append(f"w_none = ((w_bits & {twice(op.ones)}) + {twice(op.lowest)}) & {twice(1 << op.carry)}")
+            lines.append(f"w_bits |= (w_none << {15 - op.carry}) - (w_none >> {op.carry - op.fill})")
+    return lines
+
+
+def twice(bits: int) -> str:
+    """Sixteen bits in both halves of a word, as a number of 32 bits with a sign."""
+    both = bits << 16 | bits
+    return f"0x{both:X}" if both < 2**31 else f"-0x{2**32 - both:X}"
 
 
 class BlockPrinter(Printer):

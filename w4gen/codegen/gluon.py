@@ -104,11 +104,11 @@ class GluonPrinter(Printer):
 
     def words(self) -> list[str]:
         """Lines that point a thread to its words of the worker's first step."""
-        n = self.program.tile(self.program.source("w.tile")).sizes["n"]
-        if n != self.order.layout.size("n"):
-            raise TemplateError(
-                f"block_n={self.blocks['n']} does not divide the {self.order.layout.size('n')} outputs stored: take 16"
-            )
+        sizes, layout = self.program.tile(self.program.source("w.tile")).sizes, self.order.layout
+        if sizes["n"] != layout.size("n"):
+            raise TemplateError(f"block_n={self.blocks['n']} does not divide the {layout.size('n')} outputs stored: take 16")
+        if sizes["k"] != layout.size("k"):
+            raise TemplateError(f"block_k={self.blocks['k']} does not divide the {layout.size('k')} inputs stored: take 64")
         return [
             "at = first * ROW_WORDS + worker * (QUADS * WORDS) + lane * 4",
             "words = codes_ptr + each_of(at, FOUR) + gl.arange(0, 4, gl.SliceLayout(0, FOUR))[None, :]",

@@ -28,6 +28,8 @@ def decode_pairs(how: d.Decode, zeros: int = 0) -> str:
     The operand after the outputs is the word; after it come `zeros` pairs, of which number i % zeros is subtracted, exactly, from
     output i.
     """
+    if (moves := d.moved(how)) is not None:
+        return small_floats(how, moves)
     word, kind = f"${how.per_unit}", f"{how.dtype}x2"
     lines, source, shifted = ["{", ".reg .b32 t, a, b;"], word, 0
     for code in range(how.per_unit):
@@ -50,6 +52,52 @@ def decode_pairs(how: d.Decode, zeros: int = 0) -> str:
                     lines += [] if plain else [f"mov.b32 a, {both(times.value(low), how.dtype)};"]
                     lines.append(f"add.{kind} {out}, {out}, b;" if plain else f"fma.rn.{kind} {out}, {out}, a, b;")
     return "\n".join([*lines, "}"])
+
+
+def small_floats(how: d.Decode, moves: d.Moved) -> str:
+    """`decode_pairs` for small floats: the sign goes to the top of its half, the rest below it, of both at once."""
+    word, lines = f"${how.per_unit}", ["{", ".reg .b32 t, u, a, b;"]
+    for code in range(how.per_unit):
+        out, at = f"${code}", code * how.bits
+        before, sign = shifted(word, moves.sign - at, "t")
+        if moves.sign == moves.rest:
+            lines += [*before, f"and.b32 {out}, {sign}, {twice(moves.sign_mask | moves.rest_mask)};"]
+        else:
+            also, rest = shifted(word, moves.rest - at, "u")
+            lines += [*before, *also, f"and.b32 u, {rest}, {twice(moves.rest_mask)};"]
+            lines.append(f"lop3.b32 {out}, {sign}, {twice(moves.sign_mask)}, u, 0xea;")
+        for op in how.value:
+            if isinstance(op, d.Except):
+                lines += excepted(out, op)
+            elif isinstance(op, d.Fma):
+                factor, nothing = both(op.times.base, how.dtype), both(-0.0, how.dtype)
+                lines += [f"mov.b32 a, {factor};", f"mov.b32 b, {nothing};", f"fma.rn.{how.dtype}x2 {out}, {out}, a, b;"]
+    return "\n".join([*lines, "}"])
+
+
+def twice(bits: int) -> str:
+    """Sixteen bits, in both halves of a word."""
+    return f"0x{bits << 16 | bits:08x}"
+
+
+def shifted(word: str, up: int, register: str) -> tuple[list[str], str]:
+    """The line that shifts a word up (or down) into a register, and where the result is; none for no shift."""
+    if up == 0:
+        return [], word
+    return [f"sh{'l.b32' if up > 0 else 'r.u32'} {register}, {word}, {abs(up)};"], register
+
+
+def excepted(out: str, op: d.Except) -> list[str]:
+    """Lines that make no number of each half in which all of `ones` are set: one more carries into the bit above them."""
+    return [
+        f"and.b32 t, {out}, {twice(op.ones)};",
+        f"add.u32 t, t, {twice(op.lowest)};",
+        f"and.b32 t, t, {twice(1 << op.carry)};",
+        f"shl.b32 u, t, {15 - op.carry};",
+        f"shr.u32 t, t, {op.carry - op.fill};",
+        "sub.u32 t, u, t;",
+        f"or.b32 {out}, {out}, t;",
+    ]
 
 
 def minus(register: str, other: str, dtype: DType) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from w4gen.errors import FormatError
-from w4gen.ir.types import F32, DType, Format
+from w4gen.ir.types import F16, F32, DType, Format
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +84,26 @@ class AtLeast:
 
 @dataclass(frozen=True, slots=True)
 class Except:
-    """A word in which all of `ones` are set is no number: it gets `bits` too."""
+    """A word in which all of `ones` are set is no number: it gets `bits` too.
+
+    Either is one run of bits, so that two halves of a word can be told apart at once: if all ones are set, adding the `lowest` of
+    them carries into bit `carry`; bits run from `fill` to just below the sign.
+    """
 
     ones: int
     bits: int
+
+    @property
+    def lowest(self) -> int:
+        return self.ones & -self.ones
+
+    @property
+    def carry(self) -> int:
+        return self.ones.bit_length()
+
+    @property
+    def fill(self) -> int:
+        return (self.bits & -self.bits).bit_length() - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +212,7 @@ def _small_float(kind: DType, dtype: DType, per_unit: int) -> Decode:
     above = ones << dtype.mantissa  # the exponent bits that a code fills
     code: list[Op] = [Left(dtype.mantissa if not kind.signed else dtype.bits - kind.bits)]
     if not kind.signed:
-        code += [And(At(largest, 0, 0)), AtLeast(quiet)]  # the least power of two is subnormal
+        code.append(And(At(largest, 0, 0)))
     elif gap:
         code += [Right(gap), Clear(largest ^ above)]
     if kind.special == "nan":
@@ -204,6 +220,8 @@ def _small_float(kind: DType, dtype: DType, per_unit: int) -> Decode:
         code.append(Except(above | fraction, largest | quiet))
     elif kind.special == "ieee" and gap:
         code.append(Except(above, largest))
+    if not kind.signed:
+        code.append(AtLeast(quiet))  # the least power of two is subnormal
     code.append(Bitcast(dtype))
     if gap:
         code.append(Fma(At(2.0 ** (dtype.bias - kind.bias), 0, 0), At(0, 0, 0)))
@@ -230,6 +248,41 @@ def decode_for_x(format: Format, per_unit: int) -> Decode:
     value = (And(At(0, 2**bits - 1, 1)), Bitcast(F32))
     field: tuple[Op, ...] = (shift,) if shift.step else ()
     return _alone(Decode(per_unit, bits, shift, field, value, F32, format.origin, 64, 149 + round(math.log2(format.step))))
+
+
+def decode_pairs(format: Format, dtype: DType, per_unit: int) -> Decode:
+    """The operations, in f16 or bf16, for the codes of half a word, each of which has a neighbour half a word further up.
+
+    A small float as an f16 goes without its last multiplication, by 2**power: values down to the subnormals of f16 are exact, the
+    matrix instruction keeps them, and the sums make up for the power. Of bf16 they would leave the range of an f32 sum.
+    """
+    if format.codebook is not None:
+        return decode(format, dtype, per_unit)
+    how = decode(format, dtype, 16 // format.bits)
+    factor = next((op.times.base for op in how.value if isinstance(op, Fma)), 1.0)
+    if format.minifloat is None or dtype != F16 or factor == 1:
+        return how
+    power = round(math.log2(factor))
+    return replace(how, value=tuple(op for op in how.value if not isinstance(op, Fma)), power=power, below=power)
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Where a small float at bit 0 goes in 16 bits: its sign up by `sign`, what is below it up by `rest`, under these masks."""
+
+    sign: int
+    rest: int
+    sign_mask: int
+    rest_mask: int
+
+
+def moved(how: Decode) -> Moved | None:
+    """The moves of a small float, where both codes of a pair can make them at once; None for other values."""
+    left = next((op.by for op in how.value if isinstance(op, Left)), None)
+    if left is None or how.dtype.bits != 16:
+        return None
+    rest = left - next((op.by for op in how.value if isinstance(op, Right)), 0)
+    return Moved(left, rest, 0x8000, (2 ** (how.bits - 1) - 1) << rest)
 
 
 def run(how: Decode, word: Any, code: int, codebook: Any = None) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from w4gen.errors import ScheduleError
-from w4gen.ir.decode import Decode, decode, decode_for_x
+from w4gen.ir.decode import Decode, decode_for_x, decode_pairs
 from w4gen.ir.groups import spans
 from w4gen.ir.layout import QUAD, Layout
 from w4gen.ir.problem import Problem
@@ -133,7 +133,7 @@ def _decode(problem: Problem, schedule: Schedule, layout: Layout) -> Decode:
             raise ScheduleError("zero_at=accumulator needs unit=lanes, scale_at=accumulator and x in f16: take zero_at=weight")
         return decode_for_x(form, per_unit)
     if schedule.template in FAST and on_sums:
-        return decode(form, problem.x, 16 // form.bits if form.affine else layout.per_unit)
+        return decode_pairs(form, problem.x, layout.per_unit)
     # decoded in f32 and rounded once: a weight that is scaled, or has a fraction, before it is multiplied, and wide codes
     wide = not on_sums or form.zero_mode == "float" or not fits(form, problem.x)
     in_place = schedule.unit != "vendor" and schedule.side == "right"

@@ -89,7 +89,8 @@ def _fast(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
     """
     form, group, looked_up = problem.format, rewrite.padded_group(problem, layout), problem.format.codebook is not None
     of_machine = all(isinstance(kind, DType) and not kind.small for kind in (form.scale, form.zero or F16)) and not form.flat
-    block_k = next((size for size in (128, 64) if group % size == 0 and size % layout.block["k"] == 0), 0)
+    least, held = layout.block["k"], layout.size("k")
+    block_k = next((size for size in (128, 64) if group % size == held % size == size % least == 0), 0)
     exact = of_machine and (form.bits in (2, 4) if looked_up else form.affine and form.bits <= problem.x.mantissa)
     if "gluon" not in arch.features or not exact or form.zero_mode not in (None, "integer") or not block_k or problem.k % 8:
         return None
