@@ -1,4 +1,4 @@
-"""Layers that the libraries wrote (`checkpoints/make.py`), read bit for bit; and what is refused of them."""
+"""Layers that the libraries wrote (`checkpoints/layers/make.py`), read bit for bit; and what is refused of them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from w4gen.checkpoints import awq, compressed_tensors, gptq, modelopt
 from w4gen.checkpoints.layer import Layer
 from w4gen.errors import CheckpointError
 
-FILES = sorted((Path(__file__).parent / "checkpoints").glob("*.safetensors"))
+LAYERS = Path(__file__).parent / "checkpoints/layers"
+FILES = sorted(LAYERS.glob("*.safetensors"))
 DIALECTS = (awq, compressed_tensors, gptq, modelopt)
 
 
 def written(name: str) -> tuple[dict[str, torch.Tensor], dict[str, Any], torch.Tensor]:
     """The tensors of a layer in a file, what is said of it, and its weight."""
-    with safe_open(Path(__file__).parent / "checkpoints" / f"{name}.safetensors", "pt") as file:
+    with safe_open(LAYERS / f"{name}.safetensors", "pt") as file:
         tensors = {each: file.get_tensor(each) for each in file.keys()}  # noqa: SIM118
         said = json.loads(file.metadata()["quantization_config"])
     truth = tensors.pop("truth")

@@ -30,4 +30,4 @@ class ToolchainError(W4Error):
 
 
 class CheckpointError(W4Error):
-    """A file of a checkpoint that cannot be read, or that contradicts itself."""
+    """A checkpoint that is damaged, or of a kind that w4gen does not read."""

@@ -22,18 +22,19 @@ from w4gen.runtime.linear import Linear
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model, its layers that run from codes (name, format), what was dequantized and why, and tensors that it does not use."""
+    """A model, its layers that run from codes (name, format), what was dequantized and why, tensors that are unused, warnings."""
 
     model: torch.nn.Module
     layers: tuple[tuple[str, str], ...]
     dequantized: tuple[Skipped, ...]
     unused: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         formats = Counter(form for _, form in self.layers)
         lines = [f"{count} layers run from codes ({form})" for form, count in formats.items()]
         lines += [f"{each.name} was dequantized: {each.reason}" for each in self.dequantized]
-        return "\n".join(lines + [f"{name} was not used" for name in self.unused])
+        return "\n".join([*lines, *(f"{name} was not used" for name in self.unused), *self.notes])
 
 
 def load(path: str | Path, dtype: torch.dtype = torch.float16) -> Loaded:

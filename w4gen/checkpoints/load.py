@@ -7,17 +7,18 @@ from pathlib import Path
 
 import torch
 
-from w4gen.checkpoints import gguf_model
+from w4gen.checkpoints import folder, gguf_model, model
 
 logger = logging.getLogger("w4gen")
 
 
 def load(path: str | Path, dtype: torch.dtype = torch.float16) -> torch.nn.Module:
-    """The model of Transformers that a GGUF file holds, its quantized linear layers as `w4gen.Linear` over the stored codes.
+    """The model of Transformers that a GGUF file, or a folder of safetensors, holds.
 
-    What is not quantized comes in `dtype`; embeddings are dequantized. What became of each layer goes to the logger `w4gen`.
+    Its quantized linear layers are `w4gen.Linear` over the stored codes. What is not quantized comes in `dtype`; embeddings of
+    GGUF are dequantized. What became of each layer, and warnings, go to the logger `w4gen`.
     Raises `CheckpointError` where the file is damaged, or holds what Transformers or w4gen does not read.
     """
-    loaded = gguf_model.load(path, dtype)
+    loaded = model.load(folder.read(path), dtype) if Path(path).is_dir() else gguf_model.load(path, dtype)
     logger.info("%s: %s", path, loaded)
     return loaded.model

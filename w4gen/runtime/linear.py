@@ -120,7 +120,8 @@ class Linear(torch.nn.Module):
                 given, held = state_dict[prefix + name], self._buffers.get(name)
                 if held is None or (given.shape, given.dtype) != (held.shape, held.dtype):
                     self.register_buffer(name, torch.empty_like(given, device=self.codes.device))
-            self._names = names
+            self._names, order = names, state_dict.get(f"{prefix}order")
+            self.order = None if order is None else torch.empty_like(order, device=self.codes.device)
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Linear:
