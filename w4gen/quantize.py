@@ -61,8 +61,7 @@ def _rounded(w: torch.Tensor, form: Format, at: str) -> tuple[Parts, torch.Tenso
     (rows, columns), inside = w.shape, f"{at}." if at else ""
     lines = w.reshape(1, -1) if form.flat else w
     length, group = lines.shape[1], form.group_in(lines.shape[1])
-    groups = form.groups(length)
-    padded = torch.nn.functional.pad(lines, (0, groups * group - length)).reshape(-1, groups, group)
+    groups, padded = form.groups(length), _per_group(lines, form)
     # the padding must not widen the range of a partial last group: it repeats that group's first weight
     filled = torch.where(torch.arange(groups * group, device=w.device).reshape(groups, group) < length, padded, padded[..., :1])
     parts: Parts = {}
@@ -146,6 +145,36 @@ def _refuse_beyond(need: torch.Tensor, largest: float, kind: DType | Format, at:
             f"the {at} {need[row, column].item():.3g} of row {row}, group {column} does not fit {kind.name} "
             f"(max {largest:.3g}): use {form.name} with a scale of bf16 or f32, as in {form.label}_f32"
         )
+
+
+SHARES = tuple(1 - step / 20 for step in range(11))
+"""What `clipped` tries: the shares of its largest weight that a group keeps."""
+
+
+def clipped(w: torch.Tensor, form: Format) -> torch.Tensor:
+    """`w` float[N, K], every group cut to the share of its largest weight with which rounding to nearest comes nearest to w.
+
+    Nearest in squared error, among `SHARES`: a smaller scale brings most weights nearer and the few largest farther. Scales that
+    are codes under scales are rounded anew once every group has chosen, which may cost a little of what was gained.
+    """
+    lines = w.detach().float()
+    lines = lines.reshape(1, -1) if form.flat else lines
+    largest = _spread(_per_group(lines.abs(), form).amax(-1), form, *w.shape).reshape(lines.shape)
+    best, least = lines, torch.full_like(_per_group(lines, form)[..., 0], math.inf)
+    for share in SHARES:
+        cut = lines.clamp(-share * largest, share * largest)
+        found = _rounded(cut.reshape(w.shape), form, "")[1].reshape(lines.shape)
+        error = _per_group((found - lines) ** 2, form).sum(-1)
+        better = _spread(error < least, form, *w.shape).reshape(lines.shape)
+        best, least = torch.where(better, cut, best), torch.minimum(error, least)
+    return best.reshape(w.shape)
+
+
+def _per_group(lines: torch.Tensor, form: Format) -> torch.Tensor:
+    """[lines, groups, group], the last group of a line filled up with zeros."""
+    group = form.group_in(lines.shape[1])
+    padded = torch.nn.functional.pad(lines, (0, form.groups(lines.shape[1]) * group - lines.shape[1]))
+    return padded.reshape(len(lines), -1, group)
 
 
 SAMPLE, ROUNDS = 2**18, 40

@@ -114,18 +114,26 @@ class Linear(torch.nn.Module):
     Buffers are those of the Weight, `codes`, `scale` and so on (`scale.scale` is called `scale_scale`); the format, the layout
     and the sizes travel in the state dict beside them, in a tensor of bytes. Gradients reach x and the bias, not the weight.
     `batch_invariant` and `activation` may be set at any time, and a residual given to a call: see `linear`.
+    With an `order`, int64[K], column j of the weight multiplies `x[..., order[j]]`.
     """
 
     codes: torch.Tensor
     bias: torch.Tensor | None
+    order: torch.Tensor | None
 
     def __init__(
-        self, weight: Weight, bias: torch.Tensor | None = None, batch_invariant: bool = False, activation: str = ""
+        self,
+        weight: Weight,
+        bias: torch.Tensor | None = None,
+        batch_invariant: bool = False,
+        activation: str = "",
+        order: torch.Tensor | None = None,
     ) -> None:
         super().__init__()
         self.batch_invariant, self.activation = batch_invariant, activation
         self.in_features, self.out_features = weight.k, weight.n
         self.register_buffer("bias", None if bias is None else bias.detach().clone())
+        self.register_buffer("order", order)
         self._hold(weight)
 
     @classmethod
@@ -154,7 +162,7 @@ class Linear(torch.nn.Module):
             str(weight.format),
             str(weight.layout),
         )
-        for name in set(self._buffers) - {"bias"}:
+        for name in set(self._buffers) - {"bias", "order"}:
             del self._buffers[name]
         self._names = tuple(map(_attribute, weight.names))
         for name, buffer in zip(self._names, weight.buffers, strict=True):
@@ -166,6 +174,7 @@ class Linear(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         _check(x, self.in_features, self.out_features, self.bias, self.activation, residual)
+        x = x if self.order is None else x[..., self.order]
         how = self.out_features, self._format, self._layout, self.batch_invariant, self.activation
         return _call(x, self._held(), self.bias, *how, residual)
 
@@ -184,6 +193,9 @@ class Linear(torch.nn.Module):
         """Load a weight of any layout, packed first as this layer's: buffers of the same format stay where they are in memory."""
         key, errors = f"{prefix}_extra_state", rest[-1]
         if key in state_dict:
+            order = state_dict.get(f"{prefix}order")
+            if order is None or self.order is None:
+                self.order = None if order is None else torch.empty_like(order, device=self.codes.device)
             given = self._given(state_dict, prefix, errors)
             if given is not None:
                 state_dict.update({prefix + _attribute(name): each for name, each in zip(given.names, given.buffers)})

@@ -1,0 +1,162 @@
+"""Models from folders of safetensors, against Transformers with the weights that the layers stand for; and damaged folders."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import oracle
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import w4gen
+from w4gen.checkpoints import folder
+from w4gen.errors import CheckpointError
+
+transformers = pytest.importorskip("transformers")
+GROUP = 32
+
+
+def quantized(w: torch.Tensor, rng: np.random.Generator) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """A weight [N, K] of random codes as GPTQ's second version stores it, its columns under groups in any order; and itself."""
+    n, k = w.shape
+    index, codes = rng.permutation(np.arange(k) // GROUP), rng.integers(0, 16, (n, k))
+    zeros, scales = rng.integers(0, 16, (k // GROUP, n)), rng.uniform(0.001, 0.01, (k // GROUP, n)).astype(np.float16)
+    tensors = {
+        "qweight": oracle.stream(codes, 4).view(np.int32).T.copy(),
+        "qzeros": oracle.stream(zeros, 4).view(np.int32),
+        "scales": scales,
+        "g_idx": index.astype(np.int32),
+    }
+    dense = (codes - zeros[index].T) * scales[index].T.astype(np.float64)
+    return {name: torch.from_numpy(each) for name, each in tensors.items()}, torch.from_numpy(dense).float()
+
+
+def written(path: Path, tied: bool = False, head: bool = False, shards: int = 1) -> torch.nn.Module:
+    """A folder of a small Llama whose linear layers are quantized (the head only if asked); and the same model, dense."""
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    stated = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, tie_word_embeddings=tied,
+        attention_bias=True,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(stated).eval()
+    held = {name: each.clone() for name, each in model.state_dict().items() if not (tied and name.startswith("lm_head"))}
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and (head or name != "lm_head"):
+            held.pop(f"{name}.weight", None)
+            tensors, dense = quantized(module.weight, rng)
+            held |= {f"{name}.{each}": tensor for each, tensor in tensors.items()}
+            module.weight = torch.nn.Parameter(dense)
+    said = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "checkpoint_format": "gptq_v2", "desc_act": True}
+    path.mkdir()
+    stated = {**stated.to_dict(), "architectures": ["LlamaForCausalLM"], "quantization_config": said}
+    (path / "config.json").write_text(json.dumps(stated))
+    if shards == 1:
+        save_file(held, path / "model.safetensors")
+        return model
+    place = {name: f"model-{number % shards + 1:05}-of-{shards:05}.safetensors" for number, name in enumerate(held)}
+    for file in set(place.values()):
+        save_file({name: held[name] for name in held if place[name] == file}, path / file)
+    (path / folder.INDEX).write_text(json.dumps({"weight_map": place}))
+    return model
+
+
+@pytest.mark.parametrize(("tied", "head", "shards"), [(False, False, 1), (True, False, 3), (False, True, 2), (True, True, 1)])
+def test_a_model_is_what_its_layers_stand_for(tied: bool, head: bool, shards: int, tmp_path: Path) -> None:
+    dense = written(tmp_path / "m", tied, head, shards)
+    model = w4gen.load(tmp_path / "m", torch.float32)
+    ids = torch.arange(8)[None]
+    assert torch.allclose(model(ids).logits, dense(ids).logits, atol=1e-4)
+    assert isinstance(model.lm_head, w4gen.Linear) == head
+    assert isinstance(model.model.layers[1].mlp.down_proj, w4gen.Linear)
+    assert not any(each.is_meta for each in (*model.parameters(), *model.buffers()))
+    if tied and not head:
+        assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_a_plain_folder_is_just_loaded(tmp_path: Path) -> None:
+    stated = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=4
+    )
+    dense = transformers.LlamaForCausalLM(stated).eval()
+    dense.save_pretrained(tmp_path)
+    ids = torch.arange(8)[None]
+    assert torch.equal(w4gen.load(tmp_path, torch.float32)(ids).logits, dense(ids).logits)
+
+
+def test_a_layer_with_columns_in_an_order_is_saved_and_loaded(tmp_path: Path) -> None:
+    written(tmp_path / "m")
+    layer = w4gen.load(tmp_path / "m", torch.float32).model.layers[0].mlp.up_proj
+    other = w4gen.Linear.from_float(torch.nn.Linear(64, 96, bias=False), "int4_g32")
+    other.load_state_dict(layer.state_dict())
+    x = torch.randn(3, 64)
+    assert torch.equal(other(x), layer(x))
+
+
+def cut(size: int):
+    return lambda path: path.write_bytes(path.read_bytes()[:size])
+
+
+def changed(**settings: object):
+    def change(path: Path) -> None:
+        stated = json.loads(path.read_text())
+        path.write_text(json.dumps({**stated, **settings}))
+
+    return change
+
+
+def without(name: str):
+    def change(path: Path) -> None:
+        held = load_file(path)
+        save_file({each: tensor for each, tensor in held.items() if each != name}, path)
+
+    return change
+
+
+def put(data: bytes):
+    return lambda path: path.write_bytes(data)
+
+
+ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+INDEX = "model.layers.0.mlp.up_proj.g_idx"
+BAD = {
+    "an empty file": (1, "model.safetensors", put(b""), "model.safetensors: it is empty"),
+    "a pointer": (1, "model.safetensors", put(b"version https://git-lfs.github.com/spec/v1\noid"), "git lfs pull"),
+    "a web page": (1, "model.safetensors", put(b"<!DOCTYPE html><html>"), "a web page stands in its place"),
+    "a pickle": (1, "model.safetensors", put(b"PK\x03\x04archive/data.pkl...."), "it is a pickle"),
+    "a huge header": (1, "model.safetensors", put(b"\xff" * 7 + b"\x7f{}"), "model.safetensors: not whole or no safetensors"),
+    "a cut header": (1, "model.safetensors", cut(100), "model.safetensors: not whole"),
+    "cut data": (1, "model.safetensors", cut(-10), "model.safetensors: not whole"),
+    "a missing shard": (2, TWO, Path.unlink, f"{TWO}: this shard is missing"),
+    "a missing shard, no index": (2, folder.INDEX, lambda p: [p.unlink(), (p.parent / TWO).unlink()], "this shard is missing"),
+    "a shard twice": (2, folder.INDEX, lambda p: [p.unlink(), shutil.copy(p.parent / ONE, p.parent / "b.safetensors")],
+                      "is in b.safetensors too|b.safetensors: .* is in model"),
+    "an index of other files": (2, TWO, without("model.norm.weight"), "model.norm.weight is not in it|is missing"),
+    "no config": (1, "config.json", Path.unlink, "config.json: cannot be read"),
+    "config that is no JSON": (1, "config.json", put(b"<html>"), "config.json: cannot be read as JSON"),
+    "a config of another size": (1, "config.json", changed(vocab_size=65), r"embed_tokens.weight has shape \[64, 64\]"),
+    "a config of other layers": (1, "config.json", changed(num_hidden_layers=3), r"layers\.2\..* is missing"),
+    "a config of fewer layers": (1, "config.json", changed(num_hidden_layers=1), "layers.1.* is no linear layer"),
+    "a lost quantization": (1, "config.json", changed(quantization_config=None), "it was lost"),
+    "an unknown quantization": (1, "config.json", changed(quantization_config={"quant_method": "quip"}), "'quip' of config.json"),
+    "a lost tensor": (1, "model.safetensors", without(INDEX), "up_proj.g_idx: missing"),
+    "only pickles": (1, "model.safetensors", lambda p: p.rename(p.parent / "pytorch_model.bin"), "pytorch_model.bin is a pickle"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_damaged_folder_is_refused_by_name(kind: str, tmp_path: Path) -> None:
+    shards, file, damage, told = BAD[kind]
+    written(tmp_path / "m", shards=shards)
+    damage(tmp_path / "m" / file)
+    with pytest.raises(CheckpointError, match=told):
+        w4gen.load(tmp_path / "m")
+
+
+def test_no_such_folder(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no such folder"):
+        folder.read(tmp_path / "none")

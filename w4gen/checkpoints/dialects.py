@@ -1,0 +1,42 @@
+"""The dialects that folders of safetensors are read in, and the layers of a folder."""
+
+from __future__ import annotations
+
+from w4gen.checkpoints import awq, compressed_tensors, gptq, modelopt
+from w4gen.checkpoints.folder import Folder
+from w4gen.checkpoints.layer import Dialect, Layer
+from w4gen.errors import CheckpointError
+
+DIALECTS: tuple[Dialect, ...] = (gptq, awq, compressed_tensors, modelopt)
+
+
+def dialect(folder: Folder) -> Dialect | None:
+    """The dialect that config.json names; None without a quantization. Raises `CheckpointError` where unknown."""
+    for each in DIALECTS:
+        if each.claims(folder.quantization):
+            return each
+    if folder.quantization:
+        said, known = folder.quantization.get("quant_method"), ", ".join(each.NAME for each in DIALECTS)
+        raise CheckpointError(f"{folder.path}: quant_method {said!r} of config.json is not read: known are {known}")
+    marks = [name for name in folder.entries for each in DIALECTS for mark in each.MARKS if name.endswith(mark)]
+    if marks:
+        raise CheckpointError(f"{folder.path}: {marks[0]} is quantized, yet config.json has no quantization_config: it was lost")
+    return None
+
+
+def layers(folder: Folder) -> list[str]:
+    """The names of the quantized layers, in the order of the files."""
+    found = dialect(folder)
+    marks = found.MARKS if found else ()
+    return [name.removesuffix(mark) for name in folder.entries for mark in marks if name.endswith(mark)]
+
+
+def layer(folder: Folder, name: str) -> Layer:
+    """One layer. Raises `CheckpointError` that names the folder, the layer and the tensor."""
+    found = dialect(folder)
+    if found is None:
+        raise CheckpointError(f"{folder.path}: {name} is not quantized: its weight is a plain tensor")
+    try:
+        return found.read(folder.under(name), folder.quantization, name)
+    except CheckpointError as error:
+        raise CheckpointError(f"{folder.path}: {error}") from error

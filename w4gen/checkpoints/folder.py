@@ -1,0 +1,138 @@
+"""A folder of safetensors and its config.json: which tensor is in which file, all of it checked before anything is read."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from w4gen.errors import CheckpointError
+
+INDEX = "model.safetensors.index.json"
+PICKLE = "is a pickle, whose loading can run code: save the model as safetensors"
+STARTS = {
+    b"version https://git-lfs": "a pointer of Git LFS stands in its place: `git lfs pull` fetches the file",
+    b"<": "a web page stands in its place: the download failed, perhaps for want of access; fetch it again",
+    b"PK\x03\x04": f"it {PICKLE}",
+    b"\x80": f"it {PICKLE}",
+}
+"""How files begin that stand in the place of safetensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where a tensor is, its shape, its type as safetensors calls it, and its bytes."""
+
+    file: Path
+    shape: tuple[int, ...]
+    kind: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """What a checkpoint holds, by its headers, and what config.json says."""
+
+    path: Path
+    stated: dict[str, Any]
+    entries: dict[str, Entry]
+
+    @property
+    def quantization(self) -> dict[str, Any]:
+        return self.stated.get("quantization_config") or {}
+
+    def tensor(self, name: str) -> torch.Tensor:
+        with opened(self.entries[name].file) as file:
+            found: torch.Tensor = file.get_tensor(name)
+        return found
+
+    def under(self, name: str) -> dict[str, torch.Tensor]:
+        """The tensors of one layer, by what follows its name and a dot."""
+        start = f"{name}."
+        return {each[len(start) :]: self.tensor(each) for each in self.entries if each.startswith(start)}
+
+
+def read(path: str | Path) -> Folder:
+    """Read the headers. Raises `CheckpointError` that names the file that is damaged or missing."""
+    path = Path(path)
+    files, listed = _files(path)
+    entries: dict[str, Entry] = {}
+    for file in files:
+        for name, entry in _entries(file):
+            if name in entries:
+                raise CheckpointError(
+                    f"{file}: {name} is in {entries[name].file.name} too: two checkpoints may be mixed in {path}"
+                )
+            entries[name] = entry
+    for name, file in listed.items():
+        if name not in entries or entries[name].file != file:
+            raise CheckpointError(f"{file}: {name} is not in it, yet {INDEX} says so: a shard may be of another version")
+    return Folder(path, _json(path / "config.json"), entries)
+
+
+def _files(path: Path) -> tuple[list[Path], dict[str, Path]]:
+    """The files of a checkpoint, all there, and what its index says of each tensor."""
+    if not path.is_dir():
+        raise CheckpointError(f"{path}: there is no such folder: give one with config.json and safetensors, or a GGUF file")
+    listed: dict[str, Path] = {}
+    if (path / INDEX).exists():
+        listed = {name: path / file for name, file in _json(path / INDEX).get("weight_map", {}).items()}
+        files = sorted(set(listed.values()))
+    else:
+        files = sorted(path.glob("*.safetensors"))
+        files = [path / "model.safetensors"] if path / "model.safetensors" in files else files
+    if not files:
+        pickles = sorted(each.name for end in ("bin", "pt", "pth") for each in path.glob(f"*.{end}"))
+        way = f"{pickles[0]} {PICKLE}" if pickles else "is it this one?"
+        raise CheckpointError(f"{path}: there are no safetensors in this folder; {way}")
+    for match in filter(None, (re.fullmatch(r"(.*)-\d{5}-of-(\d{5})\.safetensors", each.name) for each in files)):
+        names = (f"{match[1]}-{number:05}-of-{match[2]}.safetensors" for number in range(1, int(match[2]) + 1))
+        files = sorted({*files, *(path / name for name in names)})
+    for file in files:
+        if not file.exists():
+            raise CheckpointError(f"{file}: this shard is missing: the download may not be complete")
+    return files, listed
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read as JSON ({error}): it is part of every checkpoint") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path}: holds no JSON object: it may be damaged")
+    return found
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """A file of safetensors, mapped into memory."""
+    with path.open("rb") as file:
+        start = file.read(32)
+    if not start:
+        raise CheckpointError(f"{path}: it is empty: the download failed, or the disk was full")
+    for sign, problem in STARTS.items():
+        # the first 8 bytes of safetensors are the length of a header, which begins with a brace
+        if start.startswith(sign) and start[8:9] != b"{":
+            raise CheckpointError(f"{path}: {problem}")
+    try:
+        with safe_open(path, "pt") as file:
+            yield file
+    except SafetensorError as error:
+        raise CheckpointError(f"{path}: not whole or no safetensors ({error}): the download may not be complete") from error
+
+
+def _entries(path: Path) -> Iterator[tuple[str, Entry]]:
+    with opened(path) as file:
+        for name in file.keys():  # noqa: SIM118
+            view = file.get_slice(name)
+            shape, kind = tuple(view.get_shape()), view.get_dtype()
+            bits = int(re.sub(r"\D*(\d+).*", r"\1", kind)) if kind != "BOOL" else 8
+            yield name, Entry(path, shape, kind, torch.Size(shape).numel() * bits // 8)

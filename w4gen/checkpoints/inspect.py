@@ -1,0 +1,54 @@
+"""What a checkpoint holds, and what w4gen will do with it: read off its header alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from w4gen.checkpoints import gguf
+from w4gen.errors import CheckpointError
+from w4gen.models import kind_of
+
+EMBEDDINGS = ("token_embd.weight", "position_embd.weight", "token_types.weight")
+"""What GGUF calls the tables that tokens are looked up in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Tensors that differ in the number of their layer alone: how many, how they are stored, and what becomes of them.
+
+    `format` is w4gen's, or a plain type; `bits` are those of a weight with its share of scales.
+    """
+
+    name: str
+    count: int
+    shape: tuple[int, ...]
+    dialect: str
+    format: str
+    bits: float
+    plan: str
+
+
+def inspect(path: str | Path) -> list[Held]:
+    """The tensors of a GGUF file, in its order. Raises `CheckpointError` where it is damaged."""
+    file = gguf.read(path)
+    found = Counter(_held(file, entry) for entry in file.entries.values())
+    return [replace(held, count=count) for held, count in found.items()]
+
+
+def _held(file: gguf.File, entry: gguf.Entry) -> Held:
+    try:
+        form, refused = file.format(entry.name), ""
+    except CheckpointError as error:
+        form, refused = None, str(error)
+    if refused:
+        plan = f"refused: {gguf.UNREAD[entry.type][1]}"
+    elif form is None:
+        plan = "stays as it is"
+    elif entry.name in EMBEDDINGS:
+        plan = "dequantized; a head tied to it runs from codes"
+    else:
+        plan = "runs from codes"
+    size = 8 * entry.bytes / max(1, entry.elements)
+    return Held(kind_of(entry.name), 1, entry.shape, f"GGUF {entry.kind}", form.label if form else entry.kind, size, plan)

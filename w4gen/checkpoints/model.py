@@ -1,0 +1,89 @@
+"""A model of Transformers from a folder of safetensors: its quantized linear layers straight from the codes."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+from w4gen.checkpoints import dialects
+from w4gen.checkpoints.folder import Folder
+from w4gen.checkpoints.gguf_model import Loaded
+from w4gen.errors import CheckpointError
+
+Parameters = dict[str, torch.nn.Parameter]
+
+
+def empty(folder: Folder, dtype: torch.dtype) -> Any:
+    """The model of config.json without weights."""
+    try:
+        from accelerate import init_empty_weights
+        from transformers import AutoConfig, AutoModelForCausalLM
+    except ImportError as error:
+        raise CheckpointError(f"{folder.path}: to build its model pip install transformers accelerate ({error})") from error
+    try:
+        stated = copy.deepcopy(AutoConfig.from_pretrained(str(folder.path)))
+        if hasattr(stated, "quantization_config"):
+            del stated.quantization_config
+        with init_empty_weights():
+            return AutoModelForCausalLM.from_config(stated, dtype=dtype)
+    except (ValueError, KeyError, NotImplementedError) as error:
+        raise CheckpointError(f"{folder.path}: Transformers builds no model of its config.json: {error}") from error
+
+
+def load(folder: Folder, dtype: torch.dtype) -> Loaded:
+    """The model, in `dtype` where it is not quantized. Layers are read one at a time, after all names and shapes were checked."""
+    model = empty(folder, dtype)
+    quantized = dialects.layers(folder)
+    plain = _plain(folder, model, quantized)
+    found, notes = [], []
+    for name in quantized:
+        layer = dialects.layer(folder, name)
+        module = model.get_submodule(name)
+        if layer.shape != (module.out_features, module.in_features):
+            told = f"{list(layer.shape)}, config.json says {[module.out_features, module.in_features]}"
+            raise CheckpointError(f"{folder.path}: {name} is {told}: the two may be of different models")
+        model.set_submodule(name, layer.linear().to(dtype))
+        found.append((name, layer.format.label))
+        notes += layer.notes
+    for target in plain:
+        owner, _, parameter = target.rpartition(".")
+        module, value = model.get_submodule(owner), folder.tensor(target).to(dtype, copy=True)
+        if parameter in module._parameters:
+            setattr(module, parameter, torch.nn.Parameter(value, requires_grad=False))
+        else:
+            module._buffers[parameter] = value
+    if any(f"{name}.weight" in model.all_tied_weights_keys for name in quantized):
+        model.config.tie_word_embeddings = False
+    else:
+        model.tie_weights()
+    under = tuple(f"{name}." for name in quantized)
+    unused = [name for name in folder.entries if name not in plain and not name.startswith(under)]
+    return Loaded(model.eval(), tuple(found), (), tuple(unused), tuple(notes))
+
+
+def _plain(folder: Folder, model: Any, quantized: list[str]) -> list[str]:
+    """The tensors that are taken as they are. Raises `CheckpointError` where folder and model do not hold the same."""
+    for name in quantized:
+        try:
+            module = model.get_submodule(name)
+        except AttributeError:
+            module = None
+        if type(module) is not torch.nn.Linear:
+            raise CheckpointError(
+                f"{folder.path}: {name} is no linear layer of {type(model).__name__}: it is called otherwise there"
+            )
+    held = model.state_dict()
+    rest = [target for target in held if target.rpartition(".")[0] not in quantized]
+    tied = {target for target, other in model.all_tied_weights_keys.items() if target not in folder.entries}
+    for target in rest:
+        if target in tied:
+            continue
+        if target not in folder.entries:
+            raise CheckpointError(f"{folder.path}: {target} is missing: a shard may be, or config.json is of another model")
+        shape = folder.entries[target].shape
+        if shape != tuple(held[target].shape):
+            told = f"has shape {list(shape)}, config.json says {list(held[target].shape)}"
+            raise CheckpointError(f"{folder.entries[target].file}: {target} {told}: the two may be of different models")
+    return [target for target in rest if target not in tied]
