@@ -10,10 +10,12 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 import w4gen
 from w4gen.checkpoints import folder
+from w4gen.cli import cli
 from w4gen.errors import CheckpointError
 
 transformers = pytest.importorskip("transformers")
@@ -160,3 +162,23 @@ def test_a_damaged_folder_is_refused_by_name(kind: str, tmp_path: Path) -> None:
 def test_no_such_folder(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no such folder"):
         folder.read(tmp_path / "none")
+
+
+def test_inspect_tells_what_becomes_of_each_layer(tmp_path: Path) -> None:
+    written(tmp_path / "m")
+    found = {each.name: each for each in w4gen.inspect(tmp_path / "m")}
+    up = found["model.layers.*.mlp.up_proj"]
+    assert (up.count, up.shape, up.dialect, up.format) == (2, (96, 64), "gptq", "uint4_g32_z")
+    assert up.bits == 5.0
+    assert up.plan == "runs from codes, columns of x gathered"
+    assert found["model.norm.weight"].plan == "stays as it is"
+    assert found["model.norm.weight"].bits == 32
+    without(INDEX)(tmp_path / "m/model.safetensors")
+    refused = [each for each in w4gen.inspect(tmp_path / "m") if "refused" in each.plan]
+    assert [(each.name, each.count) for each in refused] == [("model.layers.*.mlp.up_proj", 1)]
+
+
+def test_inspect_a_folder_from_the_command_line(tmp_path: Path) -> None:
+    written(tmp_path / "m")
+    done = CliRunner().invoke(cli, ["inspect", str(tmp_path / "m"), "--json"])
+    assert {each["name"]: each["format"] for each in json.loads(done.output)}["model.layers.*.mlp.up_proj"] == "uint4_g32_z"
