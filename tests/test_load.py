@@ -198,8 +198,9 @@ def test_a_converted_folder_is_what_rounding_the_model_gives(form: str, tmp_path
     model = plain(tmp_path / "a")
     before = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
     assert len([name for name in before if name.endswith(".safetensors")]) > 1
-    command = ["convert", str(tmp_path / "a"), str(tmp_path / "b"), "--format", form, "--exclude", "lm_head"]
-    assert CliRunner().invoke(cli, command).exit_code == 0
+    command = ["convert", str(tmp_path / "a"), str(tmp_path / "b"), "--format", form, "--exclude", "lm_head", "--json"]
+    done = CliRunner().invoke(cli, command)
+    assert len(json.loads(done.output)["layers"]) == 14
     assert {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()} == before
     w4gen.convert(model, form, exclude="lm_head")
     ids = torch.arange(8)[None]
