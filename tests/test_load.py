@@ -10,10 +10,13 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 import w4gen
 from w4gen.checkpoints import folder
+from w4gen.checkpoints.convert import convert
+from w4gen.cli import cli
 from w4gen.errors import CheckpointError
 
 transformers = pytest.importorskip("transformers")
@@ -160,3 +163,71 @@ def test_a_damaged_folder_is_refused_by_name(kind: str, tmp_path: Path) -> None:
 def test_no_such_folder(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no such folder"):
         folder.read(tmp_path / "none")
+
+
+def test_inspect_tells_what_becomes_of_each_layer(tmp_path: Path) -> None:
+    written(tmp_path / "m")
+    found = {each.name: each for each in w4gen.inspect(tmp_path / "m")}
+    up = found["model.layers.*.mlp.up_proj"]
+    assert (up.count, up.shape, up.dialect, up.format) == (2, (96, 64), "gptq", "uint4_g32_z")
+    assert up.bits == 5.0
+    assert up.plan == "runs from codes, columns of x gathered"
+    assert found["model.norm.weight"].plan == "stays as it is"
+    assert found["model.norm.weight"].bits == 32
+    without(INDEX)(tmp_path / "m/model.safetensors")
+    refused = [each for each in w4gen.inspect(tmp_path / "m") if "refused" in each.plan]
+    assert [(each.name, each.count) for each in refused] == [("model.layers.*.mlp.up_proj", 1)]
+
+
+def test_inspect_a_folder_from_the_command_line(tmp_path: Path) -> None:
+    written(tmp_path / "m")
+    done = CliRunner().invoke(cli, ["inspect", str(tmp_path / "m"), "--json"])
+    assert {each["name"]: each["format"] for each in json.loads(done.output)}["model.layers.*.mlp.up_proj"] == "uint4_g32_z"
+
+
+def plain(path: Path) -> torch.nn.Module:
+    torch.manual_seed(0)
+    stated = transformers.LlamaConfig(vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=2)
+    model = transformers.LlamaForCausalLM(stated).eval()
+    model.save_pretrained(path, max_shard_size="100KB")
+    return model
+
+
+@pytest.mark.parametrize("form", ["int4_g32", "uint3_g32_z", "nf4_dq", "nvfp4"])
+def test_a_converted_folder_is_what_rounding_the_model_gives(form: str, tmp_path: Path) -> None:
+    model = plain(tmp_path / "a")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
+    assert len([name for name in before if name.endswith(".safetensors")]) > 1
+    command = ["convert", str(tmp_path / "a"), str(tmp_path / "b"), "--format", form, "--exclude", "lm_head", "--json"]
+    done = CliRunner().invoke(cli, command)
+    assert len(json.loads(done.output)["layers"]) == 14
+    assert {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()} == before
+    w4gen.convert(model, form, exclude="lm_head")
+    ids = torch.arange(8)[None]
+    loaded = w4gen.load(tmp_path / "b", torch.float32)
+    assert not isinstance(loaded.lm_head, w4gen.Linear)
+    assert torch.equal(loaded(ids).logits, model(ids).logits)
+
+
+def test_a_conversion_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
+    plain(tmp_path / "a")
+    names = convert(tmp_path / "a", tmp_path / "b", "int4_g32")
+    files = sorted((tmp_path / "b").glob("*.safetensors"))
+    whole = {path.name: path.read_bytes() for path in files}
+    times = files[1].stat().st_mtime_ns
+    files[0].unlink()
+    assert convert(tmp_path / "a", tmp_path / "b", "int4_g32") == names
+    assert {path.name: path.read_bytes() for path in files} == whole
+    assert files[1].stat().st_mtime_ns == times
+    with pytest.raises(CheckpointError, match="holds other files"):
+        convert(tmp_path / "a", tmp_path / "b", "nf4_g32")
+
+
+def test_what_is_not_converted(tmp_path: Path) -> None:
+    written(tmp_path / "m")
+    with pytest.raises(CheckpointError, match="quantized already"):
+        convert(tmp_path / "m", tmp_path / "b")
+    plain(tmp_path / "a")
+    with pytest.raises(CheckpointError, match="give another folder"):
+        convert(tmp_path / "a", tmp_path / "a")
+    assert not (tmp_path / "b").exists()

@@ -7,6 +7,7 @@ import click
 from w4gen import __version__
 from w4gen.commands.cache import cache
 from w4gen.commands.compile import compile_command
+from w4gen.commands.convert import convert
 from w4gen.commands.doctor import doctor
 from w4gen.commands.explain import explain
 from w4gen.commands.formats import formats
@@ -22,7 +23,7 @@ def cli() -> None:
     """Generate Triton kernels for linear layers with low-bit weights."""
 
 
-for command in (compile_command, explain, tune, show, inspect, formats, cache, doctor):
+for command in (compile_command, explain, tune, show, inspect, convert, formats, cache, doctor):
     cli.add_command(command)
 
 

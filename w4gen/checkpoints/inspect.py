@@ -1,12 +1,14 @@
-"""What a checkpoint holds, and what w4gen will do with it: read off its header alone."""
+"""What a checkpoint holds, and what w4gen will do with it."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from w4gen.checkpoints import gguf
+from w4gen.checkpoints import dialects, folder, gguf
 from w4gen.errors import CheckpointError
 from w4gen.models import kind_of
 
@@ -31,10 +33,35 @@ class Held:
 
 
 def inspect(path: str | Path) -> list[Held]:
-    """The tensors of a GGUF file, in its order. Raises `CheckpointError` where it is damaged."""
-    file = gguf.read(path)
-    found = Counter(_held(file, entry) for entry in file.entries.values())
+    """The tensors of a GGUF file, by its header; or the layers of a folder of safetensors, each of which is read.
+
+    Raises `CheckpointError` where a file is damaged; a layer that contradicts itself is told as refused.
+    """
+    if Path(path).is_dir():
+        found = Counter(_in_folder(folder.read(path)))
+    else:
+        file = gguf.read(path)
+        found = Counter(_held(file, entry) for entry in file.entries.values())
     return [replace(held, count=count) for held, count in found.items()]
+
+
+def _in_folder(held: folder.Folder) -> Iterator[Held]:
+    """The quantized layers of a folder, then the tensors that are plain."""
+    names, found = dialects.layers(held), dialects.dialect(held)
+    for name in names:
+        dialect = found.NAME if found else ""
+        try:
+            layer = dialects.layer(held, name)
+        except CheckpointError as error:
+            yield Held(kind_of(name), 1, (), dialect, "-", 0.0, f"refused: {error}")
+            continue
+        plan = "runs from codes" + ", columns of x gathered" * (layer.order is not None) + ", with a warning" * bool(layer.notes)
+        yield Held(kind_of(name), 1, layer.shape, dialect, layer.format.label, layer.format.stated_bits(*layer.shape), plan)
+    under = tuple(f"{name}." for name in names)
+    for name, entry in held.entries.items():
+        if not name.startswith(under):
+            bits = 8 * entry.bytes / max(1, math.prod(entry.shape))
+            yield Held(kind_of(name), 1, entry.shape, "plain", entry.kind.lower(), bits, "stays as it is")
 
 
 def _held(file: gguf.File, entry: gguf.Entry) -> Held:

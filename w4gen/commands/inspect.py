@@ -1,4 +1,4 @@
-"""`w4gen inspect FILE`: what a checkpoint holds, and what w4gen will do with it."""
+"""`w4gen inspect FILE_OR_FOLDER`: what a checkpoint holds, and what w4gen will do with it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ COLUMNS = ("tensors", "count", "shape", "dialect", "format", "bits a weight", "w
 @click.argument("file", type=click.Path(path_type=Path))
 @as_json
 def inspect(file: Path, as_json: bool) -> None:
-    """List the tensors of a GGUF file: how they are stored, and what w4gen will do with each.
+    """List what a GGUF file, or a folder of safetensors, holds: how it is stored, and what w4gen will do with it.
 
-    Tensors that differ only in the number of their layer share a line. Nothing but the header is read.
+    Tensors that differ only in the number of their layer share a line. Of a GGUF file nothing but the header is read.
     """
     found = w4gen.inspect(file)
     if as_json:

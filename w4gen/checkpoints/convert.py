@@ -1,0 +1,71 @@
+"""A folder of plain safetensors to one of w4gen's own, a shard at a time."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from w4gen.checkpoints import folder, own
+from w4gen.checkpoints.model import empty
+from w4gen.errors import CheckpointError
+from w4gen.formats import named
+from w4gen.ir.types import Format
+from w4gen.runtime.weight import Weight
+
+
+def convert(source: Path, target: Path, format: str | Format = "int4_g128", exclude: Iterable[str] = ()) -> list[str]:
+    """Round the linear layers of `source` to a format, into the folder `target`; the names of the layers.
+
+    Patterns of `exclude` are those of `w4gen.convert`. All headers are checked before anything is written. A shard is written
+    whole or not at all, and one that is there already is kept, so that a second call goes on where the first was cut off.
+    """
+    form, held = named(format), folder.read(source)
+    if held.quantization:
+        raise CheckpointError(f"{source}: it is quantized already: w4gen.load runs it as it is, without rounding again")
+    if target.resolve() == source.resolve():
+        raise CheckpointError(f"{target}: this is the checkpoint that is read: give another folder to write to")
+    exclude = tuple(exclude)
+    modules = empty(held, torch.float16).named_modules()
+    linear = [name for name, module in modules if type(module) is torch.nn.Linear and f"{name}.weight" in held.entries]
+    names = [name for name in linear if not any(fnmatchcase(name, pattern) for pattern in exclude)]
+    said = {"quant_method": own.NAME, "formats": dict.fromkeys(names, str(form))}
+    _begin(target, json.dumps({**held.stated, "quantization_config": said}, indent=1))
+    place = {}
+    for file in sorted({entry.file for entry in held.entries.values()}):
+        if not (target / file.name).exists():
+            _shard(held, file, target / file.name, form, {f"{name}.weight" for name in names})
+        with folder.opened(target / file.name) as written:
+            place |= dict.fromkeys(written.keys(), file.name)
+    (target / folder.INDEX).write_text(json.dumps({"weight_map": place}, indent=1))
+    for each in source.iterdir():
+        if each.suffix in (".json", ".jinja", ".txt", ".model") and not (target / each.name).exists():
+            shutil.copy(each, target / each.name)
+    return names
+
+
+def _begin(target: Path, stated: str) -> None:
+    """The folder, with its config.json. Raises `CheckpointError` where another is there."""
+    target.mkdir(parents=True, exist_ok=True)
+    there = target / "config.json"
+    if any(target.iterdir()) and not (there.exists() and there.read_text() == stated):
+        raise CheckpointError(f"{target}: it holds other files: give an empty folder, or the settings that it was begun with")
+    there.write_text(stated)
+
+
+def _shard(held: folder.Folder, file: Path, target: Path, form: Format, rounded: set[str]) -> None:
+    tensors = {}
+    for name in (name for name, entry in held.entries.items() if entry.file == file):
+        if name in rounded:
+            parts = own.write(Weight.from_float(held.tensor(name).float(), form))
+            tensors |= {f"{name.removesuffix('weight')}{each}": part for each, part in parts.items()}
+        else:
+            tensors[name] = held.tensor(name)
+    partial = target.with_suffix(".partial")
+    save_file(tensors, partial, {"format": "pt"})
+    partial.rename(target)

@@ -1,0 +1,59 @@
+"""w4gen's own files: weight_packed i32[N, words], a stream along K; `weight_` and its name for each other part; weight_shape.
+
+`formats` of the quantization_config has the format of each layer, as `str` writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from w4gen.checkpoints.layer import Layer, Tensors, bitstream, expect, need, refuse
+from w4gen.errors import FormatError
+from w4gen.ir import layout as layouts
+from w4gen.ir.types import Format
+from w4gen.runtime.weight import Weight
+
+NAME = "w4gen"
+MARKS = (".weight_packed",)
+CAUSE = "the format in config.json may not be that of this layer"
+
+
+def claims(quantization: Mapping[str, Any]) -> bool:
+    return quantization.get("quant_method") == NAME
+
+
+def write(weight: Weight) -> dict[str, torch.Tensor]:
+    """The tensors of a layer."""
+    parts, fixed = weight.parts(), weight.format.tables()
+    codes, layout = parts.pop("codes"), layouts.dense(weight.n, weight.k, weight.format.bits)
+    padded = torch.nn.functional.pad(codes, (0, layout.size("k") - weight.k))
+    words = layouts.pack(layout, padded, torch).reshape(weight.n, -1)[:, : -(-weight.k * weight.format.bits // 32)]
+    held = {"weight_packed": words, "weight_shape": torch.tensor([weight.n, weight.k])}
+    return {
+        each: part.contiguous() for each, part in (held | {_called(p): t for p, t in parts.items() if p not in fixed}).items()
+    }
+
+
+def _called(part: str) -> str:
+    return f"weight_{part}".replace("zero", "zero_point")
+
+
+def read(tensors: Tensors, quantization: Mapping[str, Any], name: str) -> Layer:
+    text = (quantization.get("formats") or {}).get(name)
+    if text is None:
+        refuse(name, "weight_packed", "config.json states no format for it", "the two may be of different models")
+    try:
+        form = Format.parse(text)
+    except FormatError as error:
+        refuse(name, "weight_packed", str(error), "config.json may be of a later version")
+    shape = need(tensors, "weight_shape", name).tolist()
+    if len(shape) != 2 or min(shape) < 1:
+        refuse(name, "weight_shape", f"is {shape}, [N, K] is needed", "the file may be damaged")
+    n, k = shape
+    words = expect(need(tensors, "weight_packed", name), (n, -(-k * form.bits // 32)), "weight_packed", name, CAUSE)
+    rest = [part for part in form.parts(n, k) if part != "codes" and part not in form.tables()]
+    parts = {"codes": bitstream(words, form.bits, 1, k)} | {part: need(tensors, _called(part), name) for part in rest}
+    return Layer(name, NAME, form, parts, tensors.get("bias"))

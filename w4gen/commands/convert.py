@@ -1,0 +1,29 @@
+"""`w4gen convert IN OUT`: a plain checkpoint to one of w4gen's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from w4gen.commands.question import as_json, tell
+
+
+@click.command("convert")
+@click.argument("source", metavar="IN", type=click.Path(path_type=Path))
+@click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
+@click.option("--format", default="int4_g128", show_default=True, help="What the weights are rounded to.")
+@click.option("--exclude", multiple=True, help="Layers that stay as they are: a pattern, as lm_head or '*.k_proj'.")
+@as_json
+def convert(source: Path, target: Path, format: str, exclude: tuple[str, ...], as_json: bool) -> None:
+    """Round the linear layers of the safetensors in IN to a format, into a new folder OUT, which `w4gen.load` reads.
+
+    IN is never changed. Where it was cut off, the same command goes on.
+    """
+    from w4gen.checkpoints.convert import convert as run
+
+    names = run(source, target, format, exclude)
+    if as_json:
+        tell({"out": str(target), "format": format, "layers": names})
+        return
+    click.echo(f"{target}: {len(names)} layers in {format}")
