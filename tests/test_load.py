@@ -38,7 +38,49 @@ def quantized(w: torch.Tensor, rng: np.random.Generator) -> tuple[dict[str, torc
     return {name: torch.from_numpy(each) for name, each in tensors.items()}, torch.from_numpy(dense).float()
 
 
-def written(path: Path, tied: bool = False, head: bool = False, shards: int = 1) -> torch.nn.Module:
+def quantized_nf4(w: torch.Tensor, rng: np.random.Generator) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Random codes as bitsandbytes stores them: the first of a pair in the high half, a scale for 64 in a row over all rows."""
+    n, k = w.shape
+    codes, scales = rng.integers(0, 16, n * k), rng.uniform(0.01, 0.1, n * k // 64).astype(np.float32)
+    facts = {"quant_type": "nf4", "blocksize": 64, "dtype": "float16", "shape": [n, k]}
+    tensors = {
+        "weight": (codes[::2] << 4 | codes[1::2]).astype(np.uint8)[:, None],
+        "weight.absmax": scales,
+        "weight.quant_map": np.array(oracle.NF4, np.float32),
+        "weight.quant_state.bitsandbytes__nf4": np.frombuffer(json.dumps(facts).encode(), np.uint8).copy(),
+    }
+    dense = np.array(oracle.NF4, np.float32)[codes].reshape(-1, 64) * scales[:, None]
+    return {name: torch.from_numpy(each) for name, each in tensors.items()}, torch.from_numpy(dense.reshape(n, k))
+
+
+def quantized_hqq(w: torch.Tensor, rng: np.random.Generator) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Random codes as HQQ stores them: rows of one group each, the first half of them in the high half of the bytes."""
+    n, k = w.shape
+    codes = rng.integers(0, 16, (n * k // GROUP, GROUP))
+    scales, zeros = (rng.uniform(low, high, (len(codes), 1)).astype(np.float16) for low, high in ((0.001, 0.01), (5, 10)))
+    tensors = {
+        "W_q": (codes[: len(codes) // 2] << 4 | codes[len(codes) // 2 :]).astype(np.uint8),
+        "scale": scales,
+        "zero": zeros,
+        "shape": np.array([n, k]),
+        "nbits": np.array(4),
+        "axis": np.array(1),
+        "packing": np.frombuffer(b"4bit_u8", np.uint8).copy(),
+    }
+    dense = (codes - zeros.astype(np.float64)) * scales
+    return {name: torch.from_numpy(each) for name, each in tensors.items()}, torch.from_numpy(dense.reshape(n, k)).float()
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "checkpoint_format": "gptq_v2", "desc_act": True}
+OTHERS = {
+    "bitsandbytes": (quantized_nf4, {"quant_method": "bitsandbytes", "load_in_4bit": True}),
+    "hqq": (quantized_hqq, {"quant_method": "hqq"}),
+}
+
+
+def written(
+    path: Path, tied: bool = False, head: bool = False, shards: int = 1, way: object = quantized, said: object = GPTQ
+) -> torch.nn.Module:
     """A folder of a small Llama whose linear layers are quantized (the head only if asked); and the same model, dense."""
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
@@ -51,10 +93,9 @@ def written(path: Path, tied: bool = False, head: bool = False, shards: int = 1)
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear) and (head or name != "lm_head"):
             held.pop(f"{name}.weight", None)
-            tensors, dense = quantized(module.weight, rng)
+            tensors, dense = way(module.weight, rng)
             held |= {f"{name}.{each}": tensor for each, tensor in tensors.items()}
             module.weight = torch.nn.Parameter(dense)
-    said = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "checkpoint_format": "gptq_v2", "desc_act": True}
     path.mkdir()
     stated = {**stated.to_dict(), "architectures": ["LlamaForCausalLM"], "quantization_config": said}
     (path / "config.json").write_text(json.dumps(stated))
@@ -79,6 +120,16 @@ def test_a_model_is_what_its_layers_stand_for(tied: bool, head: bool, shards: in
     assert not any(each.is_meta for each in (*model.parameters(), *model.buffers()))
     if tied and not head:
         assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_model_of_another_dialect_is_what_its_layers_stand_for(name: str, tmp_path: Path) -> None:
+    dense = written(tmp_path / "m", False, True, 2, *OTHERS[name])
+    model = w4gen.load(tmp_path / "m", torch.float32)
+    ids = torch.arange(8)[None]
+    assert torch.allclose(model(ids).logits, dense(ids).logits, atol=1e-4)
+    assert isinstance(model.lm_head, w4gen.Linear)
+    assert {each.dialect for each in w4gen.inspect(tmp_path / "m")} == {name, "plain"}
 
 
 def test_a_plain_folder_is_just_loaded(tmp_path: Path) -> None:

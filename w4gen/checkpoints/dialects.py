@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from w4gen.checkpoints import awq, compressed_tensors, gptq, modelopt, own
+from w4gen.checkpoints import awq, bitsandbytes, compressed_tensors, gptq, hqq, modelopt, own
 from w4gen.checkpoints.folder import Folder
 from w4gen.checkpoints.layer import Dialect, Layer
 from w4gen.errors import CheckpointError
 
-DIALECTS: tuple[Dialect, ...] = (gptq, awq, compressed_tensors, modelopt, own)
+DIALECTS: tuple[Dialect, ...] = (gptq, awq, compressed_tensors, modelopt, bitsandbytes, hqq, own)
 
 
 def dialect(folder: Folder) -> Dialect | None:
