@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -14,6 +13,7 @@ import torch
 from w4gen.errors import FormatError, ShapeError
 from w4gen.formats import named
 from w4gen.ir.types import Format
+from w4gen.progress import tracked
 from w4gen.runtime.linear import Linear
 from w4gen.runtime.reference import error
 
@@ -121,7 +121,7 @@ def convert(
     choose = {pattern: named(each) for pattern, each in formats.items()}
     include, exclude = _patterns(include), _patterns(exclude)
     converted, skipped, layers, holders = [], [], _layers(model), _holders(model)
-    for names in _tracked(layers, progress):
+    for names in tracked(layers, len(layers), "converting", progress):
         module = model.get_submodule(names[0])
         form = next((form for pattern, form in choose.items() if _any(names, (pattern,))), None)
         reason = _refusal(module, names, include, exclude) or _sharer(module, names, holders)
@@ -202,14 +202,3 @@ def _replace(model: torch.nn.Module, names: list[str], module: torch.nn.Module, 
     for name in names:
         model.set_submodule(name, layer)
     return Converted(names[0], *before.shape, form.label, before.nbytes, layer.weight.nbytes, found)
-
-
-def _tracked(layers: list[list[str]], progress: bool) -> Iterator[list[str]]:
-    """The layers, with a bar on standard error where that is a terminal."""
-    if not (progress and sys.stderr.isatty()):
-        yield from layers
-        return
-    from rich.console import Console
-    from rich.progress import track
-
-    yield from track(layers, description="converting", console=Console(stderr=True), transient=True)
