@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from w4gen.errors import FormatError
@@ -241,18 +242,15 @@ def planes(n: int, k: int, bits: int, run: int = 1) -> Layout:
 
 def matrix(shape: dict[str, int], bits: int) -> Layout:
     """A row-major tensor of machine words, the last axis fastest."""
-    digits, stride = [], bits
-    for axis, size in reversed(shape.items()):
-        digits.append(Digit(axis, size, stride))
-        stride *= size
-    return Layout(tuple(reversed(digits)), bits, bits)
+    sizes = list(shape.values())
+    digits = [Digit(axis, size, bits * math.prod(sizes[index + 1 :])) for index, (axis, size) in enumerate(shape.items())]
+    return Layout(tuple(digits), bits, bits)
 
 
 def _spread(layout: Layout) -> tuple[list[int], list[int]]:
     """Sizes with one axis per digit (each layout axis from its most significant digit on), and their order by falling stride."""
     digits = [digit for axis in layout.axes for digit in reversed([d for d in layout.digits if d.axis == axis])]
-    order = sorted(range(len(digits)), key=lambda position: -digits[position].stride)
-    return [digit.size for digit in digits], order
+    return [digit.size for digit in digits], sorted(range(len(digits)), key=lambda position: -digits[position].stride)
 
 
 def _shifts(layout: Layout) -> list[int]:
@@ -270,8 +268,8 @@ def pack(layout: Layout, array: Any, xp: Any) -> Any:
         return xp.concatenate([pack(low, array & (2**low.bits - 1), xp), pack(layout.high, array >> low.bits, xp)])
     sizes, order = _spread(layout)
     spread = xp.moveaxis(array.reshape(sizes), order, list(range(len(order))))
-    if layout.bits == layout.unit:
-        return spread.reshape(-1)
+    if layout.bits == layout.unit or _in_bytes(layout):
+        return spread.reshape(-1) if layout.bits == layout.unit else _bytes(layout, xp.asarray(spread, dtype=xp.uint8), xp)
     spread = xp.asarray(spread.reshape([layout.units, layout.per_unit]), dtype=xp.int32)
     words = [xp.zeros_like(spread[:, 0]) for _ in range(max(1, layout.unit // 32))]
     for position, start in enumerate(_shifts(layout)):
@@ -279,7 +277,7 @@ def pack(layout: Layout, array: Any, xp: Any) -> Any:
         words[word] |= spread[:, position] << bit
         if bit + layout.bits > 32:
             words[word + 1] |= spread[:, position] >> (32 - bit)
-    return xp.asarray(xp.stack(words, -1).reshape(-1), dtype=xp.uint8 if layout.unit == 8 else xp.int32)
+    return xp.stack(words, -1).reshape(-1)
 
 
 def unpack(layout: Layout, stored: Any, xp: Any) -> Any:
@@ -287,12 +285,30 @@ def unpack(layout: Layout, stored: Any, xp: Any) -> Any:
     if layout.high is not None:
         low, *_ = layout.planes
         return unpack(low, stored[: low.length], xp) | (unpack(layout.high, stored[low.length :], xp) << low.bits)
-    if layout.bits < layout.unit:
+    if layout.bits < layout.unit and _in_bytes(layout):
+        held, mask = stored.reshape(-1).view(xp.uint8).reshape([layout.units, layout.unit // 8]), 2**layout.bits - 1
+        stored = xp.stack([held[:, start // 8] >> start % 8 & mask for start in _shifts(layout)], -1)
+    elif layout.bits < layout.unit:
         words = stored.reshape([layout.units, max(1, layout.unit // 32)])
         stored = xp.stack([xp.asarray(_element(words, start, layout.bits), dtype=xp.uint8) for start in _shifts(layout)], -1)
     sizes, order = _spread(layout)
     spread = stored.reshape([sizes[position] for position in order])
     return xp.moveaxis(spread, list(range(len(order))), order).reshape([layout.size(axis) for axis in layout.axes])
+
+
+def _in_bytes(layout: Layout) -> bool:
+    """Whether no element lies in two bytes: then bytes are moved, not words."""
+    return all(start % 8 + layout.bits <= 8 for start in _shifts(layout))
+
+
+def _bytes(layout: Layout, spread: Any, xp: Any) -> Any:
+    """What is stored, byte by byte, of elements [digits of units, digits inside one]."""
+    inside = sum(digit.stride < layout.unit for digit in layout.digits)
+    places = list(product([...], *map(range, spread.shape[spread.ndim - inside :])))
+    held = [xp.zeros_like(spread[places[0]]) for _ in range(layout.unit // 8)]
+    for place, start in zip(places, _shifts(layout), strict=True):
+        held[start // 8] |= spread[place] << start % 8
+    return xp.stack(held, -1).reshape(-1).view(xp.uint8 if layout.unit == 8 else xp.int32)
 
 
 def _element(words: Any, start: int, bits: int) -> Any:

@@ -71,7 +71,11 @@ class Weight:
         form, parts = named(format), dict(parts)
         for name, table in form.tables().items():
             parts.setdefault(name, torch.tensor(table, dtype=torch.float32, device=parts["codes"].device))
-        parts = check_parts(parts, form)
+        return cls._packed(check_parts(parts, form), form, layout)
+
+    @classmethod
+    def _packed(cls, parts: Mapping[str, torch.Tensor], form: Format, layout: Layout | None) -> Weight:
+        """A weight of parts that are known to be right."""
         n, k = parts["codes"].shape
         layout = layout or layouts.dense(n, k, form.bits)
         problem = Problem(m=(1, 1), n=n, k=k, format=form, layout=layout)
@@ -141,7 +145,7 @@ class Weight:
 
     def packed_as(self, layout: Layout) -> Weight:
         """The same weight in another layout."""
-        return self if layout == self.layout else Weight.from_parts(self.parts(), self.format, layout)
+        return self if layout == self.layout else Weight._packed(self.parts(), self.format, layout)
 
     def to(self, device: torch.device | str) -> Weight:
         return self._with(lambda held: held.to(device))
