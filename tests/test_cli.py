@@ -22,6 +22,7 @@ from w4gen.commands.explain import explained
 from w4gen.commands.explain import told as words
 from w4gen.errors import W4Error
 from w4gen.formats import FAMILIES
+from w4gen.layers import PRESETS
 from w4gen.schedule.arch import ARCHES
 
 ROOT = Path(__file__).parent.parent
@@ -64,6 +65,14 @@ BAD = {
     "templates": ("compile --shape 1x64x64 --templates nowhere", "no gemv.py.jinja in nowhere, which has no template"),
     "explain": ("explain --shape 1x15a", "is not MxKxN"),
     "cache": ("cache burn", "No such command 'burn'"),
+    "no bandwidth": (
+        "roofline --model Qwen2.5-1.5B",
+        "need its GPU, and w4gen measures none yet: assume a machine by --bandwidth",
+    ),
+    "two bandwidths": ("roofline --model Qwen2.5-1.5B --bandwidth 900 --arch sm_90", "give one of the two"),
+    "bandwidth": ("roofline --model Qwen2.5-1.5B --bandwidth -1", "--bandwidth -1 is no speed: give GB/s, as in 323.9"),
+    "preset": ("roofline --model Qwen9 --bandwidth 900", "Qwen9 is no config.json ([Errno 2]"),
+    "no weights": ("roofline --model Qwen2.5-1.5B --bandwidth 900 --format i32", "unknown format 'i32'"),
     "what": ("show everything --shape 1x64x64", "is not one of"),
 }
 
@@ -385,6 +394,25 @@ def compiled(cache: Path) -> Path:
     assert done.returncode == 0, done.stderr
     (folder,) = (path for path in (cache / "kernels").iterdir())
     return folder
+
+
+def test_roofline_tells_both_conventions(tmp_path: Path) -> None:
+    asked = ("roofline", "--model", "Qwen2.5-1.5B", "--bandwidth", "323.9", "--kv", "2048", "--format", "int4_g128")
+    told = w4gen(*asked, cache=tmp_path).stdout
+    assert "323.9 GB/s: assumed by --bandwidth, not a measurement" in told
+    assert "int4_g128 0.772 390.0 411.8 1.143 269.6" in " ".join(told.split())
+    found = facts(*asked, "--format", "bf16", cache=tmp_path)
+    assert (found["parameters"], found["bandwidth_gbs"], found["kv_tokens"]) == (1_543_714_304, 323.9, 2048)
+    assert [each["format"] for each in found["ceilings"]] == ["int4_g128", "bf16"]
+
+
+def test_roofline_marks_what_is_a_data_sheets_and_reads_a_config_and_a_format_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(PRESETS["SmolLM2-135M"]))
+    (tmp_path / "own.py").write_text("import w4gen\nown = w4gen.Format('own', bits=2, origin=-2.0, group=64)")
+    asked = ("--model", str(tmp_path), "--arch", "sm_90", "--format", f"{tmp_path}/own.py:own")
+    told = w4gen("roofline", *asked, cache=tmp_path).stdout
+    assert "4800 GB/s: the data sheet of H200 SXM, not a measurement" in told
+    assert "own_g64 0.034" in " ".join(told.split())  # 134,515,008 weights of 2 bits
 
 
 def test_cache_says_what_it_holds(tmp_path: Path) -> None:

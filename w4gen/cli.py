@@ -12,6 +12,7 @@ from w4gen.commands.doctor import doctor
 from w4gen.commands.explain import explain
 from w4gen.commands.formats import formats
 from w4gen.commands.inspect import inspect
+from w4gen.commands.roofline import roofline
 from w4gen.commands.show import show
 from w4gen.commands.tune import tune
 from w4gen.errors import W4Error
@@ -23,7 +24,7 @@ def cli() -> None:
     """Generate Triton kernels for linear layers with low-bit weights."""
 
 
-for command in (compile_command, explain, tune, show, inspect, convert, formats, cache, doctor):
+for command in (compile_command, explain, tune, show, inspect, convert, formats, roofline, cache, doctor):
     cli.add_command(command)
 
 

@@ -13,6 +13,27 @@ from w4gen.errors import ShapeError
 BIASED = {"llama": "", "mistral": "", "qwen2": "qkv", "qwen3": ""}
 """Families of models with these layers, and which of them always have a bias; `attention_bias` and `mlp_bias` add others."""
 
+HEAD_NORMS = ("qwen3",)
+"""Families that normalize each head of q and k too."""
+
+KEYS = (
+    "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "vocab_size", "tie_word_embeddings",
+)  # fmt: skip
+PRESETS = {
+    name: dict(zip(KEYS, values))
+    for name, *values in (
+        ("Qwen2.5-1.5B", "qwen2", 1536, 8960, 28, 12, 2, 151936, True),
+        ("Qwen2.5-7B", "qwen2", 3584, 18944, 28, 28, 4, 152064, False),
+        ("Qwen2.5-32B", "qwen2", 5120, 27648, 64, 40, 8, 152064, False),
+        ("Llama-3.1-8B", "llama", 4096, 14336, 32, 32, 8, 128256, False),
+        ("Llama-3.3-70B", "llama", 8192, 28672, 80, 64, 8, 128256, False),
+        ("Mistral-7B", "mistral", 4096, 14336, 32, 32, 8, 32768, False),
+        ("SmolLM2-135M", "llama", 576, 1536, 30, 9, 3, 49152, True),
+    )
+}
+"""What sizes are read from, of models that are asked for by name (Mistral-7B in its version 0.3)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Layer:
@@ -24,30 +45,57 @@ class Layer:
     bias: bool
     count: int
 
+    @property
+    def weights(self) -> int:
+        """Weights of all of them, biases left out."""
+        return self.n * self.k * self.count
+
     def __str__(self) -> str:
         return f"{', '.join(self.names)}: {self.k} -> {self.n}{' with bias' if self.bias else ''}, {self.count} of them"
 
 
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The sizes of a model: `kv` heads of k and v, each head of `size`; `tied`: the embedding is the head."""
+
+    family: str
+    hidden: int
+    inner: int
+    depth: int
+    heads: int
+    kv: int
+    size: int
+    vocabulary: int
+    tied: bool
+    attention_bias: bool
+    mlp_bias: bool
+
+    @property
+    def norms(self) -> int:
+        """Weights of all norms: two of every block, those of its heads, and the last."""
+        heads = 2 * self.size if self.family in HEAD_NORMS else 0
+        return self.depth * (2 * self.hidden + heads) + self.hidden
+
+
 def read(path: Path) -> dict[str, Any]:
-    """The facts of a `config.json`, or of the folder that holds one. Raises `ShapeError` where it is none."""
+    """The facts of a `config.json`, of the folder that holds one, or of a preset. Raises `ShapeError` where it is none."""
+    if str(path) in PRESETS and not path.exists():
+        return PRESETS[str(path)]
     file = path / "config.json" if path.is_dir() else path
     try:
         facts = json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise ShapeError(
-            f"{file} is no config.json ({error}): give --model the file or the folder of a Hugging Face model"
+            f"{file} is no config.json ({error}): give --model the file or the folder of a Hugging Face model, "
+            f"or one of {', '.join(PRESETS)}"
         ) from error
     if not isinstance(facts, dict):
         raise ShapeError(f"{file} is no config.json (it holds no object): give --model that of a Hugging Face model")
     return facts
 
 
-def layers(facts: Mapping[str, Any], tp: int = 1) -> list[Layer]:
-    """The distinct linear layers of a model (of one of `tp` shards of it), `lm_head` too where it is not tied to the embedding.
-
-    Shards are those of tensor parallelism: q, k, v, gate, up and lm_head have 1/tp of their outputs, o and down 1/tp of their
-    inputs; fewer heads of k and v than shards are repeated. Raises `ShapeError` for unknown models and shares that do not divide.
-    """
+def sizes(facts: Mapping[str, Any]) -> Sizes:
+    """The sizes that a config.json states. Raises `ShapeError` for unknown models and where one is missing."""
     family = facts.get("model_type")
     if family not in BIASED:
         raise ShapeError(f"model_type {family!r} is not known: known are {', '.join(BIASED)}; name its layers by --shape")
@@ -58,18 +106,31 @@ def layers(facts: Mapping[str, Any], tp: int = 1) -> list[Layer]:
         size = int(facts.get("head_dim") or hidden // heads)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise ShapeError(f"this config.json of {family} has no {error}, which its layers are read from: complete it") from error
-    kv_shared = kv if tp <= kv else tp  # shards beyond the heads of k and v hold copies
-    attention, mlp = bool(facts.get("attention_bias")), bool(facts.get("mlp_bias"))
-    qkv = attention or "qkv" in BIASED[family]
+    flags = (bool(facts.get(name)) for name in ("tie_word_embeddings", "attention_bias", "mlp_bias"))
+    return Sizes(family, hidden, inner, depth, heads, kv, size, vocabulary, *flags)
+
+
+def layers(facts: Mapping[str, Any], tp: int = 1) -> list[Layer]:
+    """The distinct linear layers of a model (of one of `tp` shards of it), `lm_head` too where it is not tied to the embedding.
+
+    Shards are those of tensor parallelism: q, k, v, gate, up and lm_head have 1/tp of their outputs, o and down 1/tp of their
+    inputs; fewer heads of k and v than shards are repeated. Raises `ShapeError` for unknown models and shares that do not divide.
+    """
+    of = sizes(facts)
+    hidden, depth, mlp = of.hidden, of.depth, of.mlp_bias
+    q = _share(of.heads, tp, "attention heads") * of.size
+    kv = _share(of.kv if tp <= of.kv else tp, tp, "heads of k and v") * of.size  # shards beyond the heads of k and v hold copies
+    inner = _share(of.inner, tp, "inner sizes")
+    qkv = of.attention_bias or "qkv" in BIASED[of.family]
     found = [
-        ("q_proj", _share(heads, tp, "attention heads") * size, hidden, qkv, depth),
-        ("k_proj", _share(kv_shared, tp, "heads of k and v") * size, hidden, qkv, depth),
-        ("v_proj", _share(kv_shared, tp, "heads of k and v") * size, hidden, qkv, depth),
-        ("o_proj", hidden, _share(heads, tp, "attention heads") * size, attention, depth),
-        ("gate_proj", _share(inner, tp, "inner sizes"), hidden, mlp, depth),
-        ("up_proj", _share(inner, tp, "inner sizes"), hidden, mlp, depth),
-        ("down_proj", hidden, _share(inner, tp, "inner sizes"), mlp, depth),
-        *([] if facts.get("tie_word_embeddings") else [("lm_head", _share(vocabulary, tp, "words"), hidden, False, 1)]),
+        ("q_proj", q, hidden, qkv, depth),
+        ("k_proj", kv, hidden, qkv, depth),
+        ("v_proj", kv, hidden, qkv, depth),
+        ("o_proj", hidden, q, of.attention_bias, depth),
+        ("gate_proj", inner, hidden, mlp, depth),
+        ("up_proj", inner, hidden, mlp, depth),
+        ("down_proj", hidden, inner, mlp, depth),
+        *([] if of.tied else [("lm_head", _share(of.vocabulary, tp, "words"), hidden, False, 1)]),
     ]
     alike: dict[tuple[int, int, bool], list[tuple[str, int]]] = {}
     for name, n, k, bias, count in found:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from w4gen.errors import ShapeError
-from w4gen.layers import layers, read
+from w4gen.layers import PRESETS, layers, read
 
 LLAMA_8B = {
     "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
@@ -84,6 +84,15 @@ def test_shards(tp: int, k_proj: int) -> None:
 def test_what_is_refused(facts: dict[str, Any], tp: int, message: str) -> None:
     with pytest.raises(ShapeError, match=message):
         layers(facts, tp)
+
+
+def test_presets_are_read_by_name_unless_there_is_such_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert layers(read(Path("Llama-3.1-8B"))) == layers(LLAMA_8B)
+    assert layers(read(Path("Qwen2.5-7B"))) == layers(QWEN_7B)
+    (tmp_path / "Qwen2.5-7B").mkdir()
+    with pytest.raises(ShapeError, match=f"is no config.json .*or one of {', '.join(PRESETS)}"):
+        read(Path("Qwen2.5-7B"))
 
 
 def test_a_config_is_read_from_its_file_or_folder(tmp_path: Path) -> None:

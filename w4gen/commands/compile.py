@@ -26,7 +26,9 @@ KINDS = ("py", "ptx", "sass", "cubin", "amdgcn", "hsaco")
 @question
 @trial
 @as_json
-@click.option("--model", type=click.Path(path_type=Path), help="config.json: compile all linear layers of a model into a bundle")
+@click.option(
+    "--model", type=click.Path(path_type=Path), help="config.json or a preset: compile all linear layers of a model into a bundle"
+)
 @click.option("--tp", help="with --model: shards of tensor parallelism, one or several, as in 1,2,4")
 @click.option("--emit", default="", help=f"comma-separated, printed or with --out written: {', '.join(KINDS)}")
 @click.option("--out", type=click.Path(path_type=Path), help="folder for what --emit names; with --model the bundle, FILE.w4g")

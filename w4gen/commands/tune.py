@@ -18,7 +18,7 @@ from w4gen.ir.problem import Problem
 @click.command()
 @question
 @as_json
-@click.option("--model", type=click.Path(path_type=Path), help="config.json: tune all linear layers of a model")
+@click.option("--model", type=click.Path(path_type=Path), help="config.json or a preset: tune all linear layers of a model")
 @click.option("--tp", default="1", help="with --model: shards of tensor parallelism, one or several, as in 1,2,4")
 @click.option("--budget", default=60.0, show_default=True, type=click.FloatRange(min=0.0), help="seconds, in all")
 @click.option("--again", is_flag=True, help="tune also what was tuned before on this GPU with this Triton")
