@@ -177,6 +177,22 @@ def test_what_the_rules_pick_is_legal(shape: tuple[int, int, int], name: str, ta
         verify(apply(program, schedule, ARCHES[target]), ARCHES[target], schedule.warps)
 
 
+@pytest.mark.parametrize("target", ["portable", "sm_90"])
+@pytest.mark.parametrize("m", [(1, 1), (2, 8), (17, 32), (200, 300)], ids=str)
+@pytest.mark.parametrize("name", ["uint4_z", "uint4_zf", "uint2_m", "nf4_m", "int8", "mxfp4", "nvfp4", "nf4_dq", "q4_k", "q2_k"])
+def test_what_the_rules_pick_for_blocks_is_legal_with_scales_of_any_type(name: str, m: tuple[int, int], target: str) -> None:
+    """Where codes are in the order of fragments, though the arch has none: all that a weight is made of fits the registers."""
+    for scale, zero, x in itertools.product((F16, F32), (F16, F32), (F16, BF16)):
+        form = named(name)
+        form = replace(form, scale=scale) if form.scale == F16 else form
+        form = replace(form, zero=zero) if form.zero == F16 else form
+        for n, k in ((64, 1024), (1, 3), (5000, 256)):
+            layout = fragment_order(form, M16K16, n, k)
+            program = lower(Problem(m=m, n=n, k=k, format=form, layout=layout, x=x, y=x))
+            schedule = pick(program, ARCHES[target])
+            verify(apply(program, schedule, ARCHES[target]), ARCHES[target], schedule.warps)
+
+
 WHOLE = {"n": 64, "k": 1024}
 """Whole blocks of fragments in every width."""
 NAMED = [

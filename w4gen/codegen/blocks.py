@@ -216,7 +216,7 @@ class DensePrinter(BlockPrinter):
     def in_blocks(self) -> bool:
         """Whether a tile is whole stored blocks, which follow one another along k and then n."""
         layout = self.program.tile("codes.stored").layout
-        if layout is None or layout.high is not None or layout.row_units() is not None:
+        if layout is None or layout.high is not None or layout.row_units() is not None or not layout.block_units:
             return False
         outside = [digit.axis for digit in layout.digits if digit.stride >= layout.block_units * layout.unit]
         whole = all(self.blocks[axis] % size == 0 for axis, size in layout.block.items())

@@ -9,7 +9,7 @@ from w4gen.ir.groups import spans
 from w4gen.ir.layout import QUAD, Layout
 from w4gen.ir.problem import EVERY, PAIRED, Problem
 from w4gen.ir.program import Program
-from w4gen.ir.types import F16, DType, Format
+from w4gen.ir.types import F16, F32, DType, Format
 from w4gen.schedule import rewrite
 from w4gen.schedule.apply import fits, short, words_summed
 from w4gen.schedule.arch import GRID, Arch
@@ -93,7 +93,9 @@ def _dense(problem: Problem, layout: Layout) -> Schedule:
     tall, wide = layout.block["n"], max(128, layout.block["k"])
     if layout.row_units() is None and tall * wide <= 4096 and not tall & (tall - 1) and not wide & (wide - 1):
         block_k = wide
-        many = 16 if problem.n > 2**20 else 2 if isinstance(problem.format.scale, Format) or block_k > 128 else 4
+        form = problem.format
+        wide = isinstance(form.scale, Format) or (form.zero is not None and F32 in (form.scale, form.zero))
+        many = 16 if problem.n > 2**20 else 2 if wide or block_k > 128 else 4
         block_n = many * tall
     else:
         block_n = max(4, 1 << (-(-problem.n // GRID) - 1).bit_length())  # a grid has no more programs along its second axis
@@ -184,8 +186,9 @@ def _gemm(problem: Problem, layout: Layout, arch: Arch) -> Schedule:
     """
     group, least = rewrite.padded_group(problem, layout), layout.block["k"]
     on_sums = group % least == 0 and (problem.format.minifloat is None or fits(problem.format, problem.x))
-    if least > 128 and not on_sums:
-        return _dense(problem, layout)  # 256 k of single bits, each scaled by itself, do not fit the registers
+    nested = isinstance(problem.format.scale, Format) and isinstance(problem.format.zero, Format)
+    if not on_sums and (least > 128 or nested):
+        return _dense(problem, layout)  # 256 k scaled one by one, or all that nested scales are made of, do not fit
     block_k = least * (2 if least < 128 and group % (2 * least) == 0 else 1)
     block_m = min(64, max(16, 1 << (problem.m[1] - 1).bit_length()))
     wgmma = "wgmma" in arch.features
