@@ -61,7 +61,7 @@ def test_kernels_of_trees_give_the_truth(name: str, m: int, kind: torch.dtype) -
     tensors = {each: t.bfloat16() if kinds[each] == "bf16" else t for each, t in tensors.items()}
     x = torch.from_numpy(rng.standard_normal((m, k))).to(kind)
     w = oracle.weight(parts, oracle.TREES[name])
-    kernel = w4gen.compile(f"{m}x{k}x{n}", form, arch="portable", dtype=str(kind).removeprefix("torch."))
+    kernel = w4gen.compile(f"{m}x{k}x{n}", form, arch="sm_80", dtype=str(kind).removeprefix("torch."))
     y = w4gen.bind(kernel)(x, w4gen.Weight.from_parts(tensors, form))
     rows = x.double().numpy()
     error = oracle.error(y.double().numpy(), oracle.linear(rows, w), oracle.typical(rows, w))
@@ -109,7 +109,7 @@ def test_a_scale_that_is_nan_stays_in_its_row(m: int) -> None:
     torch.manual_seed(0)
     x, codes = torch.randn(m, 384).half(), torch.randint(0, 16, (21, 384))
     scales = torch.randint(110, 120, (21, 12))
-    kernel = w4gen.compile(f"{m}x384x21", "mxfp4", arch="portable")
+    kernel = w4gen.compile(f"{m}x384x21", "mxfp4", arch="sm_80")
     clean = w4gen.bind(kernel)(x, w4gen.Weight.from_codes(codes, scales, None, "mxfp4"))
     scales[7, 5] = 255
     y = w4gen.bind(kernel)(x, w4gen.Weight.from_codes(codes, scales, None, "mxfp4"))
