@@ -282,3 +282,47 @@ def test_what_is_not_converted(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="give another folder"):
         convert(tmp_path / "a", tmp_path / "a")
     assert not (tmp_path / "b").exists()
+
+
+def test_a_conversion_of_a_source_that_changed_takes_what_is_there_now(tmp_path: Path) -> None:
+    plain(tmp_path / "a")
+    convert(tmp_path / "a", tmp_path / "b", "int4_g32")
+    file = min((tmp_path / "a").glob("*.safetensors"))
+    save_file({name: 2 * each for name, each in load_file(file).items()}, file, {"format": "pt"})
+    for target in ("b", "fresh"):
+        convert(tmp_path / "a", tmp_path / target, "int4_g32")
+    resumed, fresh = (load_file(tmp_path / target / file.name) for target in ("b", "fresh"))
+    assert all(torch.equal(resumed[name], each) for name, each in fresh.items())
+
+
+def test_one_pattern_excludes_what_it_matches(tmp_path: Path) -> None:
+    plain(tmp_path / "a")
+    assert len(convert(tmp_path / "a", tmp_path / "b", "int4_g32", "lm_head")) == 14
+
+
+def test_a_conversion_that_would_round_nothing_is_refused(tmp_path: Path) -> None:
+    plain(tmp_path / "a")
+    with pytest.raises(CheckpointError, match=r"of 15 linear layers .* none is left"):
+        convert(tmp_path / "a", tmp_path / "b", "int4_g32", ["*"])
+    (tmp_path / "c").write_text("")
+    with pytest.raises(CheckpointError, match="c: no folder can be there"):
+        convert(tmp_path / "a", tmp_path / "c", "int4_g32")
+
+
+def test_a_weight_that_is_not_finite_is_named(tmp_path: Path) -> None:
+    plain(tmp_path / "a")
+    file = min((tmp_path / "a").glob("*.safetensors"))
+    held = load_file(file)
+    name = next(name for name in held if "proj" in name)
+    held[name][0, 0] = float("nan")
+    save_file(held, file, {"format": "pt"})
+    with pytest.raises(CheckpointError, match=f"{file.name}: {name}: "):
+        convert(tmp_path / "a", tmp_path / "b", "int4_g32")
+
+
+def test_a_folder_is_converted_to_a_format_of_a_file(tmp_path: Path) -> None:
+    plain(tmp_path / "a")
+    (tmp_path / "mine.py").write_text("import w4gen\nmine = w4gen.Format('mine', bits=4, origin=-8.0, group=32)\n")
+    done = CliRunner().invoke(cli, ["convert", str(tmp_path / "a"), str(tmp_path / "b"), "--format", f"{tmp_path}/mine.py:mine"])
+    assert done.exit_code == 0
+    assert w4gen.load(tmp_path / "b").lm_head.format.name == "mine"
