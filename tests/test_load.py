@@ -198,6 +198,15 @@ BAD = {
     "a lost quantization": (1, "config.json", changed(quantization_config=None), "it was lost"),
     "an unknown quantization": (1, "config.json", changed(quantization_config={"quant_method": "quip"}), "'quip' of config.json"),
     "a lost tensor": (1, "model.safetensors", without(INDEX), "up_proj.g_idx: missing"),
+    "a list of quantizations": (1, "config.json", changed(quantization_config=[1]), "quantization_config is no JSON object"),
+    "a group of nothing": (1, "config.json", changed(quantization_config={**GPTQ, "group_size": 0}), "ZeroDivisionError"),
+    "a group in words": (1, "config.json", changed(quantization_config={**GPTQ, "group_size": "32"}), "TypeError"),
+    "bits that are no whole number": (1, "config.json", changed(quantization_config={**GPTQ, "bits": 4.0}), "TypeError"),
+    "no pattern": (1, "config.json", changed(quantization_config={**GPTQ, "dynamic": {"*": {}}}), "as gptq has them"),
+    "no heads": (1, "config.json", changed(num_attention_heads=0), "Transformers builds no model of its config.json"),
+    "a size in words": (1, "config.json", changed(hidden_size="x"), "Transformers builds no model of its config.json"),
+    "an index of a list": (2, folder.INDEX, changed(weight_map=["a"]), "weight_map does not name a file for each tensor"),
+    "an index of numbers": (2, folder.INDEX, changed(weight_map={"a": 1}), "weight_map does not name a file for each tensor"),
     "only pickles": (1, "model.safetensors", lambda p: p.rename(p.parent / "pytorch_model.bin"), "pytorch_model.bin is a pickle"),
 }  # fmt: skip
 
@@ -209,6 +218,22 @@ def test_a_damaged_folder_is_refused_by_name(kind: str, tmp_path: Path) -> None:
     damage(tmp_path / "m" / file)
     with pytest.raises(CheckpointError, match=told):
         w4gen.load(tmp_path / "m")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int8, "float16", None])
+def test_a_type_that_no_layer_takes_is_refused(dtype: object, tmp_path: Path) -> None:
+    written(tmp_path / "m")
+    with pytest.raises(CheckpointError, match=r"dtype=.*: give torch.float16, torch.bfloat16 or torch.float32"):
+        w4gen.load(tmp_path / "m", dtype)  # type: ignore[arg-type]
+
+
+def test_a_tensor_that_no_module_takes_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    written(tmp_path / "m")
+    file = tmp_path / "m/model.safetensors"
+    save_file({**load_file(file), "model.layers.0.mlp.act_fn.scales": torch.ones(96)}, file)
+    w4gen.load(tmp_path / "m")
+    (told,) = (each.getMessage() for each in caplog.records if each.levelname == "WARNING")
+    assert told.endswith("model.layers.0.mlp.act_fn.scales was not used")
 
 
 def test_no_such_folder(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def main() -> None:
     try:
         cli(standalone_mode=False)
     except W4Error as error:
-        click.echo(f"w4gen: {error}", err=True)
+        click.echo(f"w4gen: {' '.join(str(error).split())}", err=True)
         raise SystemExit(2) from None
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message())
