@@ -71,7 +71,14 @@ def test_the_most_special_target_counts() -> None:
     assert torch.equal(read(tensors, said).weight.dequantize(), truth)
 
 
+def test_a_rotation_that_is_in_the_weights_is_no_obstacle() -> None:
+    tensors, said, truth = written("ct_4_channel_z")
+    assert torch.equal(read(tensors, {**said, "transform_config": OFFLINE}).weight.dequantize(), truth)
+
+
 NAN = float("nan")
+OFFLINE = {"config_groups": {"r1": {"type": "hadamard", "apply": [{"targets": ["Linear"], "location": "weight_input"}]}}}
+ONLINE = {"config_groups": {"v": {"type": "hadamard", "apply": [{"location": "input"}, {"location": "weight_input"}]}}}
 BAD: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "awq as gemv": ("awq_gemm", {}, {"version": "gemv"}, "layer.scales"),
     "gemv as gemm": ("awq_gemv", {}, {"version": "gemm"}, "layer.*version or group_size"),
@@ -86,6 +93,8 @@ BAD: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "a divisor of 0": ("ct_nvfp4", {"weight_global_scale": torch.zeros(1)}, {}, "layer.weight_global_scale: is"),
     "scales of a device's order": ("modelopt_nvfp4", {"weight_scale": torch.zeros(128, 12)}, {}, "not swizzled"),
     "another algorithm": ("modelopt_nvfp4", {}, {"quant_algo": "FP8"}, "quant_algo=FP8 is not read"),
+    "x is scaled first": ("modelopt_nvfp4", {"pre_quant_scale": torch.ones(96)}, {}, "layer.pre_quant_scale: x would have to be"),
+    "x is rotated first": ("ct_4_group", {}, {"transform_config": ONLINE}, r"rotates activations \(input\)"),
     "two scales": ("modelopt_nvfp4", {"weight_scale_2": torch.ones(2)}, {}, "one number is needed"),
     "a scale that is no number": ("ct_4_channel_z", {"weight_scale": torch.full((32, 1), NAN)}, {}, "do not hold a weight"),
 }

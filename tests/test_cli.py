@@ -463,6 +463,16 @@ def test_cache_clear_asks_and_removes_kernels_only(tmp_path: Path) -> None:
     assert facts("cache", "clear", "--yes", cache=cache)["removed"] == 0
 
 
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    done = w4gen("compile", "--shape", "1x64x64", "--emit", "py", "--out", "/dev/null", cache=tmp_path)
+    assert (done.returncode, done.stderr) == (2, "w4gen: /dev/null: File exists: give another file or folder\n")
+
+
+def test_cache_clear_beside_a_bundle_removes_nothing_that_was_not_named(tmp_path: Path) -> None:
+    done = w4gen("cache", "clear", "--yes", cache=tmp_path / "kernels.w4g")
+    assert (done.returncode, "kernels.w4g, which is a file of yours: unset it to clear" in done.stderr) == (2, True)
+
+
 def test_show_as_json(tmp_path: Path) -> None:
     shape = ("--shape", "1x64x64")
     assert facts("show", "schedule", *shape, cache=tmp_path)["template"] == "gemv"

@@ -198,6 +198,15 @@ BAD = {
     "a lost quantization": (1, "config.json", changed(quantization_config=None), "it was lost"),
     "an unknown quantization": (1, "config.json", changed(quantization_config={"quant_method": "quip"}), "'quip' of config.json"),
     "a lost tensor": (1, "model.safetensors", without(INDEX), "up_proj.g_idx: missing"),
+    "a list of quantizations": (1, "config.json", changed(quantization_config=[1]), "quantization_config is no JSON object"),
+    "a group of nothing": (1, "config.json", changed(quantization_config={**GPTQ, "group_size": 0}), "ZeroDivisionError"),
+    "a group in words": (1, "config.json", changed(quantization_config={**GPTQ, "group_size": "32"}), "TypeError"),
+    "bits that are no whole number": (1, "config.json", changed(quantization_config={**GPTQ, "bits": 4.0}), "TypeError"),
+    "no pattern": (1, "config.json", changed(quantization_config={**GPTQ, "dynamic": {"*": {}}}), "as gptq has them"),
+    "no heads": (1, "config.json", changed(num_attention_heads=0), "Transformers builds no model of its config.json"),
+    "a size in words": (1, "config.json", changed(hidden_size="x"), "Transformers builds no model of its config.json"),
+    "an index of a list": (2, folder.INDEX, changed(weight_map=["a"]), "weight_map does not name a file for each tensor"),
+    "an index of numbers": (2, folder.INDEX, changed(weight_map={"a": 1}), "weight_map does not name a file for each tensor"),
     "only pickles": (1, "model.safetensors", lambda p: p.rename(p.parent / "pytorch_model.bin"), "pytorch_model.bin is a pickle"),
 }  # fmt: skip
 
@@ -209,6 +218,22 @@ def test_a_damaged_folder_is_refused_by_name(kind: str, tmp_path: Path) -> None:
     damage(tmp_path / "m" / file)
     with pytest.raises(CheckpointError, match=told):
         w4gen.load(tmp_path / "m")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int8, "float16", None])
+def test_a_type_that_no_layer_takes_is_refused(dtype: object, tmp_path: Path) -> None:
+    written(tmp_path / "m")
+    with pytest.raises(CheckpointError, match=r"dtype=.*: give torch.float16, torch.bfloat16 or torch.float32"):
+        w4gen.load(tmp_path / "m", dtype)  # type: ignore[arg-type]
+
+
+def test_a_tensor_that_no_module_takes_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    written(tmp_path / "m")
+    file = tmp_path / "m/model.safetensors"
+    save_file({**load_file(file), "model.layers.0.mlp.act_fn.scales": torch.ones(96)}, file)
+    w4gen.load(tmp_path / "m")
+    (told,) = (each.getMessage() for each in caplog.records if each.levelname == "WARNING")
+    assert told.endswith("model.layers.0.mlp.act_fn.scales was not used")
 
 
 def test_no_such_folder(tmp_path: Path) -> None:
@@ -282,3 +307,47 @@ def test_what_is_not_converted(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="give another folder"):
         convert(tmp_path / "a", tmp_path / "a")
     assert not (tmp_path / "b").exists()
+
+
+def test_a_conversion_of_a_source_that_changed_takes_what_is_there_now(tmp_path: Path) -> None:
+    plain(tmp_path / "a")
+    convert(tmp_path / "a", tmp_path / "b", "int4_g32")
+    file = min((tmp_path / "a").glob("*.safetensors"))
+    save_file({name: 2 * each for name, each in load_file(file).items()}, file, {"format": "pt"})
+    for target in ("b", "fresh"):
+        convert(tmp_path / "a", tmp_path / target, "int4_g32")
+    resumed, fresh = (load_file(tmp_path / target / file.name) for target in ("b", "fresh"))
+    assert all(torch.equal(resumed[name], each) for name, each in fresh.items())
+
+
+def test_one_pattern_excludes_what_it_matches(tmp_path: Path) -> None:
+    plain(tmp_path / "a")
+    assert len(convert(tmp_path / "a", tmp_path / "b", "int4_g32", "lm_head")) == 14
+
+
+def test_a_conversion_that_would_round_nothing_is_refused(tmp_path: Path) -> None:
+    plain(tmp_path / "a")
+    with pytest.raises(CheckpointError, match=r"of 15 linear layers .* none is left"):
+        convert(tmp_path / "a", tmp_path / "b", "int4_g32", ["*"])
+    (tmp_path / "c").write_text("")
+    with pytest.raises(CheckpointError, match="c: no folder can be there"):
+        convert(tmp_path / "a", tmp_path / "c", "int4_g32")
+
+
+def test_a_weight_that_is_not_finite_is_named(tmp_path: Path) -> None:
+    plain(tmp_path / "a")
+    file = min((tmp_path / "a").glob("*.safetensors"))
+    held = load_file(file)
+    name = next(name for name in held if "proj" in name)
+    held[name][0, 0] = float("nan")
+    save_file(held, file, {"format": "pt"})
+    with pytest.raises(CheckpointError, match=f"{file.name}: {name}: "):
+        convert(tmp_path / "a", tmp_path / "b", "int4_g32")
+
+
+def test_a_folder_is_converted_to_a_format_of_a_file(tmp_path: Path) -> None:
+    plain(tmp_path / "a")
+    (tmp_path / "mine.py").write_text("import w4gen\nmine = w4gen.Format('mine', bits=4, origin=-8.0, group=32)\n")
+    done = CliRunner().invoke(cli, ["convert", str(tmp_path / "a"), str(tmp_path / "b"), "--format", f"{tmp_path}/mine.py:mine"])
+    assert done.exit_code == 0
+    assert w4gen.load(tmp_path / "b").lm_head.format.name == "mine"

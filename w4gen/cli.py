@@ -29,11 +29,14 @@ for command in (compile_command, explain, tune, show, inspect, convert, formats,
 
 
 def main() -> None:
-    """Run the command line; a `W4Error` is one line on stderr and exit status 2."""
+    """Run the command line; a `W4Error`, or a file that cannot be used, is one line on stderr and exit status 2."""
     try:
         cli(standalone_mode=False)
     except W4Error as error:
-        click.echo(f"w4gen: {error}", err=True)
+        click.echo(f"w4gen: {' '.join(str(error).split())}", err=True)
+        raise SystemExit(2) from None
+    except OSError as error:
+        click.echo(f"w4gen: {error.filename}: {error.strerror}: give another file or folder", err=True)
         raise SystemExit(2) from None
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message())

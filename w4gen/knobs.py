@@ -37,7 +37,7 @@ CACHE = Knob(
     "W4GEN_CACHE",
     str,
     "",
-    "folder of kernels and tuned schedules, or a bundle FILE.w4g, in place of the usual cache",
+    "folder of kernels and tuned schedules in place of the usual one, or a bundle FILE.w4g to look into first",
 )
 DEBUG = Knob("W4GEN_DEBUG", int, "0", "what a compile tells on stderr: 1 the choice, 2 times, 3 the program, 4 the kernel")
 STRICT = Knob("W4GEN_STRICT", bool, "0", "1 makes an error of every call on a GPU that no kernel answers")

@@ -37,7 +37,7 @@ def cache() -> Path:
 
 
 def bundle() -> Path | None:
-    """The bundle of kernels that W4GEN_CACHE names in place of a folder; it is only read, and `cache()` is where it always is."""
+    """The bundle of kernels that W4GEN_CACHE names, not a folder; it is only read, and `cache()` is where it always is."""
     asked = knobs.CACHE.read()
     return _at_home(asked) if asked.endswith(BUNDLE) else None
 

@@ -210,3 +210,22 @@ def test_a_layer_of_blocks_that_are_padded_is_loaded_into_rows() -> None:
     fresh = w4gen.Linear(cases.call("int4_g128", 1, 24, 200, seed=1).w)
     fresh.load_state_dict(padded.state_dict())
     assert torch.equal(fresh.weight.codes, case.w.codes)
+
+
+ORDERS = {
+    "short": (torch.arange(199), r"order is torch.int64\[199\]: int64\[200\]"),
+    "of another type": (torch.arange(200).int(), r"order is torch.int32\[200\]"),
+    "beyond x": (torch.arange(200) + 1, "order names columns 1…200 of x: there are 0…199"),
+    "from the end": (torch.arange(200) - 200, "order names columns -200…-1"),
+}
+
+
+@pytest.mark.parametrize("kind", ORDERS)
+def test_an_order_that_is_none_is_refused_when_made_and_when_loaded(kind: str) -> None:
+    order, told = ORDERS[kind]
+    w = cases.call("int4_g128", 1, 24, 200).w
+    with pytest.raises(ShapeError, match=told):
+        w4gen.Linear(w, order=order)
+    for layer in (w4gen.Linear(w), w4gen.Linear(w, order=torch.arange(200))):
+        with pytest.raises(RuntimeError, match=told):
+            layer.load_state_dict({**layer.state_dict(), "order": order})

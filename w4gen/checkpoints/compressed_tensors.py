@@ -36,10 +36,19 @@ def scheme(quantization: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def read(tensors: Tensors, quantization: Mapping[str, Any], name: str) -> Layer:
     said = scheme(quantization, name)
+    if told := _rotated(quantization):
+        refuse(name, "weight_packed", f"transform_config rotates activations ({told}), which is not done", "quantize it without")
     kind = {"pack-quantized": _integers, "nvfp4-pack-quantized": _nvfp4, "mxfp4-pack-quantized": _mxfp4}.get(said["format"])
     if kind is None:
         refuse(name, "weight_packed", f"format {said['format']!r} is not read", "pack-quantized, nvfp4 and mxfp4 are")
     return kind(tensors, said, name)
+
+
+def _rotated(quantization: Mapping[str, Any]) -> str:
+    """Where activations are transformed as the model runs, by `transform_config`; what is done to weights is in them already."""
+    groups = ((quantization.get("transform_config") or {}).get("config_groups") or {}).values()
+    places = {str(each.get("location")) for group in groups for each in group.get("apply") or ()}
+    return ", ".join(sorted(places - {"weight_input", "weight_output"}))
 
 
 def _integers(tensors: Tensors, said: Mapping[str, Any], name: str) -> Layer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from w4gen.checkpoints import awq, bitsandbytes, compressed_tensors, gptq, hqq, modelopt, own
 from w4gen.checkpoints.folder import Folder
-from w4gen.checkpoints.layer import Dialect, Layer
+from w4gen.checkpoints.layer import UNREADABLE, Dialect, Layer
 from w4gen.errors import CheckpointError
 
 DIALECTS: tuple[Dialect, ...] = (gptq, awq, compressed_tensors, modelopt, bitsandbytes, hqq, own)
@@ -40,3 +40,6 @@ def layer(folder: Folder, name: str) -> Layer:
         return found.read(folder.under(name), folder.quantization, name)
     except CheckpointError as error:
         raise CheckpointError(f"{folder.path}: {error}") from error
+    except UNREADABLE as error:
+        told = f"its tensors and the quantization_config of config.json are not as {found.NAME} has them"
+        raise CheckpointError(f"{folder.path}: {name}: {told} ({type(error).__name__}: {error})") from error

@@ -74,7 +74,10 @@ def read(path: str | Path) -> Folder:
     for name, file in listed.items():
         if name not in entries or entries[name].file != file:
             raise CheckpointError(f"{file}: {name} is not in it, yet {INDEX} says so: a shard may be of another version")
-    return Folder(path, _json(path / "config.json"), entries)
+    stated = _json(path / "config.json")
+    if not isinstance(stated.get("quantization_config") or {}, dict):
+        raise CheckpointError(f"{path / 'config.json'}: its quantization_config is no JSON object: it may be damaged")
+    return Folder(path, stated, entries)
 
 
 def _files(path: Path) -> tuple[list[Path], dict[str, Path]]:
@@ -83,7 +86,10 @@ def _files(path: Path) -> tuple[list[Path], dict[str, Path]]:
         raise CheckpointError(f"{path}: there is no such folder: give one with config.json and safetensors, or a GGUF file")
     listed: dict[str, Path] = {}
     if (path / INDEX).exists():
-        listed = {name: path / file for name, file in _json(path / INDEX).get("weight_map", {}).items()}
+        told = _json(path / INDEX).get("weight_map", {})
+        if not isinstance(told, dict) or not all(isinstance(file, str) for file in told.values()):
+            raise CheckpointError(f"{path / INDEX}: its weight_map does not name a file for each tensor: it may be damaged")
+        listed = {name: path / file for name, file in told.items()}
         files = sorted(set(listed.values()))
     else:
         files = sorted(path.glob("*.safetensors"))

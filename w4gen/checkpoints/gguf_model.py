@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from w4gen.checkpoints import gguf
-from w4gen.checkpoints.layer import Layer
+from w4gen.checkpoints.layer import UNREADABLE, Layer
 from w4gen.errors import CheckpointError
 from w4gen.models import Skipped
 from w4gen.runtime.linear import Linear
@@ -73,6 +73,7 @@ def _empty(file: gguf.File, dtype: torch.dtype) -> tuple[Any, Any]:
     """The model without weights, and what Transformers does to the tensors of its architecture."""
     try:
         from accelerate import init_empty_weights
+        from huggingface_hub.errors import StrictDataclassError
         from transformers import AutoConfig, AutoModelForCausalLM
         from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
     except ImportError as error:
@@ -82,7 +83,7 @@ def _empty(file: gguf.File, dtype: torch.dtype) -> tuple[Any, Any]:
         stated = AutoConfig.from_pretrained(str(file.path.parent), gguf_file=file.path.name)
         with init_empty_weights():
             model = AutoModelForCausalLM.from_config(stated, dtype=dtype)
-    except (ValueError, KeyError, NotImplementedError) as error:
+    except (*UNREADABLE, StrictDataclassError) as error:
         raise CheckpointError(f"{file.path}: Transformers builds no model of architecture {architecture!r}: {error}") from error
     return model, TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=stated.to_dict())
 

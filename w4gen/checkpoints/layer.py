@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Protocol
@@ -17,6 +18,8 @@ from w4gen.runtime import dtypes
 from w4gen.runtime.linear import Linear
 from w4gen.runtime.weight import Weight
 
+UNREADABLE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError, re.error)
+"""What code that trusts a file raises where its values, of whatever type, are not what is written there by rights."""
 Tensors = Mapping[str, torch.Tensor]
 """The tensors of one layer, by what follows the layer's name and its dot: `qweight`, `weight.absmax`, `bias`."""
 

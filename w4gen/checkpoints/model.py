@@ -10,6 +10,7 @@ import torch
 from w4gen.checkpoints import dialects
 from w4gen.checkpoints.folder import Folder
 from w4gen.checkpoints.gguf_model import Loaded
+from w4gen.checkpoints.layer import UNREADABLE
 from w4gen.errors import CheckpointError
 
 Parameters = dict[str, torch.nn.Parameter]
@@ -19,6 +20,7 @@ def empty(folder: Folder, dtype: torch.dtype) -> Any:
     """The model of config.json without weights."""
     try:
         from accelerate import init_empty_weights
+        from huggingface_hub.errors import StrictDataclassError
         from transformers import AutoConfig, AutoModelForCausalLM
     except ImportError as error:
         raise CheckpointError(f"{folder.path}: to build its model pip install transformers accelerate ({error})") from error
@@ -28,7 +30,7 @@ def empty(folder: Folder, dtype: torch.dtype) -> Any:
             del stated.quantization_config
         with init_empty_weights():
             return AutoModelForCausalLM.from_config(stated, dtype=dtype)
-    except (ValueError, KeyError, NotImplementedError) as error:
+    except (*UNREADABLE, StrictDataclassError) as error:
         raise CheckpointError(f"{folder.path}: Transformers builds no model of its config.json: {error}") from error
 
 

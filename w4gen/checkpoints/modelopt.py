@@ -20,6 +20,8 @@ def read(tensors: Tensors, quantization: Mapping[str, Any], name: str) -> Layer:
     """Scales of activations (`input_scale`) are left: they stay in 16 bits."""
     if (said := quantization.get("quant_algo", "NVFP4")) != "NVFP4":
         refuse(name, "weight", f"quant_algo={said} is not read", "NVFP4 is")
+    if "pre_quant_scale" in tensors:
+        refuse(name, "pre_quant_scale", "x would have to be multiplied by it first, which is not read", "fold it when exporting")
     by = need(tensors, "weight_scale_2", name)
     if by.numel() != 1:
         refuse(name, "weight_scale_2", f"has shape {list(by.shape)}", "one number is needed: scales are multiplied by it")

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from w4gen import bundle, tuned
+from w4gen import bundle, paths, tuned
 from w4gen import cache as store
 from w4gen.commands.bundle import imported
 from w4gen.commands.question import as_json, count, table, tell
@@ -71,6 +71,8 @@ def verify(as_json: bool) -> None:
 @click.option("--yes", is_flag=True, help="do not ask")
 def clear(as_json: bool, yes: bool) -> None:
     """Remove all kernels; tuned schedules stay."""
+    if (held := paths.bundle()) is not None:
+        raise W4Error(f"W4GEN_CACHE names the bundle {held}, which is a file of yours: unset it to clear {store.kernels()}")
     entries = store.entries()
     size = sum(entry.nbytes for entry in entries)
     what = f"{count(len(entries), 'kernel')}, {size:,} bytes, from {store.kernels()}"

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
-from w4gen.commands.question import as_json, tell
+from w4gen.commands.question import as_json, load_format, tell
 
 
 @click.command("convert")
 @click.argument("source", metavar="IN", type=click.Path(path_type=Path))
 @click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
-@click.option("--format", default="int4_g128", show_default=True, help="What the weights are rounded to.")
+@click.option("--format", default="int4_g128", show_default=True, help="A format's name, or FILE.py:NAME.")
 @click.option("--exclude", multiple=True, help="Layers that stay as they are: a pattern, as lm_head or '*.k_proj'.")
 @as_json
 def convert(source: Path, target: Path, format: str, exclude: tuple[str, ...], as_json: bool) -> None:
@@ -22,7 +22,7 @@ def convert(source: Path, target: Path, format: str, exclude: tuple[str, ...], a
     """
     from w4gen.checkpoints.convert import convert as run
 
-    names = run(source, target, format, exclude)
+    names = run(source, target, load_format(format), exclude)
     if as_json:
         tell({"out": str(target), "format": format, "layers": names})
         return

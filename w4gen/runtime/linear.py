@@ -97,6 +97,14 @@ def _attribute(part: str) -> str:
     return part.replace(".", "_")
 
 
+def _order_problem(order: torch.Tensor, k: int) -> str:
+    """Why a tensor does not say which columns of x a weight multiplies; empty where it does."""
+    if order.dtype != torch.int64 or tuple(order.shape) != (k,):
+        return f"order is {order.dtype}{list(order.shape)}: int64[{k}] says which column of x each of the weight multiplies"
+    low, high = (0, k - 1) if order.is_meta else map(int, order.aminmax())
+    return "" if low >= 0 and high < k else f"order names columns {low}…{high} of x: there are 0…{k - 1}"
+
+
 def _described(state: torch.Tensor) -> tuple[Format, Layout, int, int]:
     """The format, the layout and the sizes [n, k] that a layer's extra state tells. Raises `FormatError` for another text."""
     try:
@@ -114,7 +122,7 @@ class Linear(torch.nn.Module):
     Buffers are those of the Weight, `codes`, `scale` and so on (`scale.scale` is called `scale_scale`); the format, the layout
     and the sizes travel in the state dict beside them, in a tensor of bytes. Gradients reach x and the bias, not the weight.
     `batch_invariant` and `activation` may be set at any time, and a residual given to a call: see `linear`.
-    With an `order`, int64[K], column j of the weight multiplies `x[..., order[j]]`.
+    With an `order`, int64[K], column j of the weight multiplies `x[..., order[j]]`. Raises `ShapeError` for another order.
     """
 
     codes: torch.Tensor
@@ -130,6 +138,8 @@ class Linear(torch.nn.Module):
         order: torch.Tensor | None = None,
     ) -> None:
         super().__init__()
+        if order is not None and (problem := _order_problem(order, weight.k)):
+            raise ShapeError(problem)
         self.batch_invariant, self.activation = batch_invariant, activation
         self.in_features, self.out_features = weight.k, weight.n
         self.register_buffer("bias", None if bias is None else bias.detach().clone())
@@ -194,6 +204,8 @@ class Linear(torch.nn.Module):
         key, errors = f"{prefix}_extra_state", rest[-1]
         if key in state_dict:
             order = state_dict.get(f"{prefix}order")
+            if order is not None and (problem := _order_problem(order, self.in_features)):
+                errors.append(f"{prefix}{problem}")
             if order is None or self.order is None:
                 self.order = None if order is None else torch.empty_like(order, device=self.codes.device)
             given = self._given(state_dict, prefix, errors)
