@@ -319,6 +319,17 @@ def test_fast_templates_refuse_steps_that_run_over_the_end(schedule: Schedule) -
         rendered(problem, schedule)
 
 
+@pytest.mark.parametrize(("name", "power"), [("e2m1_g128", 14), ("fp8_e4m3", 8), ("fp8_e5m2", 0)])
+def test_sums_make_up_for_the_power_that_decoding_left_out(name: str, power: int) -> None:
+    """No rule gives these kernels; a schedule of one's own may. Chains of halves cannot make up for it, and are refused."""
+    source = rendered(asked(m=(2, 8), format=named(name)), FAST_MMA).source
+    scaled = re.search(r"scaled = \(part\[0\] \* (.*), part\[1\]", source)
+    assert scaled
+    assert scaled[1] == (f"(a * 2.0**{power})" if power else "a")
+    with pytest.raises(TemplateError, match="no small floats"):
+        rendered(asked(m=(1, 1), format=named(name)), FAST_HALF)
+
+
 def test_gemm_refuses_rows_of_blocks_that_are_not_neighbours() -> None:
     layout = Layout.parse("n8@512,n2@4,n2@98304,n8@196608,k2@16,k4@128,k2@8,k2@32,k2@64,k24@4096;4/32")
     with pytest.raises(TemplateError, match="its blocks of rows are no single run"):

@@ -237,7 +237,8 @@ class MmaPrinter(GluonPrinter):
     def scale(self, operand: str) -> str:
         """Scale the sums: two of a thread belong to n, two to n + 8."""
         self.ledger["scaled"] += 1
-        return "a, b = two_of(scales[row])\nscaled = (part[0] * a, part[1] * a, part[2] * b, part[3] * b)"
+        a, b = (f"({each} * 2.0**{self.how.power})" if self.how.power else each for each in "ab")
+        return f"a, b = two_of(scales[row])\nscaled = (part[0] * {a}, part[1] * {a}, part[2] * {b}, part[3] * {b})"
 
     def reduce(self, *names: str) -> str:
         self.ledger["acc"] += 1
@@ -267,6 +268,8 @@ class HalfPrinter(GluonPrinter):
         return -(-self.turns * self.blocks["k"] // 256)
 
     def constants(self) -> str:
+        if self.blocks["m"] != 1 or self.program.problem.format.minifloat:
+            raise TemplateError(f"gemv_half multiplies one row of x, not block_m={self.blocks['m']}, and no small floats")
         values = self.program.problem.format.values  # a zero is one of them
         largest = max(values) - min(values) if self.centred else max(map(abs, values))
         rows = [
@@ -282,8 +285,6 @@ class HalfPrinter(GluonPrinter):
 
     def load(self, operand: str, extra: str = "") -> str:
         if operand == "x":
-            if self.blocks["m"] != 1:
-                raise TemplateError(f"gemv_half multiplies one row of x, not block_m={self.blocks['m']}")
             self.ledger.update(self.chains["x"])
             k = self.program.problem.k
             inside = "" if self.loads * 256 * self.workers == k else ", mask=each_of(k < K, FOUR).broadcast_to(x.shape), other=0"
