@@ -49,16 +49,7 @@ def read(path: Path) -> dict[str, bytes]:
         facts(contents)
     except FileNotFoundError as error:
         raise CacheError(f"there is no bundle {path}: w4gen compile --model … --out FILE.w4g makes one") from error
-    except (
-        OSError,
-        zipfile.BadZipFile,
-        zlib.error,
-        EOFError,
-        ValueError,
-        LookupError,
-        NotImplementedError,
-        RuntimeError,
-    ) as error:
+    except DAMAGE as error:
         raise CacheError(f"{path} is not a whole bundle ({error}): copy it again, or make it anew") from error
     return contents
 

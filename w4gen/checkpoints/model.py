@@ -13,8 +13,6 @@ from w4gen.checkpoints.gguf_model import Loaded
 from w4gen.checkpoints.layer import UNREADABLE
 from w4gen.errors import CheckpointError
 
-Parameters = dict[str, torch.nn.Parameter]
-
 
 def empty(folder: Folder, dtype: torch.dtype) -> Any:
     """The model of config.json without weights."""

@@ -43,7 +43,7 @@ def decode_pairs(how: d.Decode, zeros: int = 0) -> str:
                 case d.And(mask):
                     masked = int(mask.value(low))
                 case d.Or(bits):
-                    lines.append(f"lop3.b32 {out}, {source}, 0x{masked << 16 | masked:08x}, 0x{bits << 16 | bits:08x}, 0xea;")
+                    lines.append(f"lop3.b32 {out}, {source}, {twice(masked)}, {twice(bits)}, 0xea;")
                 case d.Fma(times, plus):
                     plain = how.dtype.name == "f16" and times.value(low) == 1
                     lines.append(f"mov.b32 b, {both(plus.value(low), how.dtype)};")

@@ -19,6 +19,11 @@ ACTIVATIONS = ("", "relu", "gelu", "gelu_tanh", "silu", PAIRED)
 """What may be done to the sums before they are rounded. gelu is the exact one, by erf; gelu_tanh the usual approximation."""
 
 
+def outputs(n: int, activation: str) -> int:
+    """Columns of y under an activation of n sums."""
+    return n // 2 if activation == PAIRED else n
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """`y[m, n] = activation(sum over k of x[m, k] * w[n, k] (+ bias[n])) (+ residual[m, n])`, for every m of a bucket.
@@ -55,7 +60,7 @@ class Problem:
     @property
     def outputs(self) -> int:
         """Columns of y."""
-        return self.n // 2 if self.activation == PAIRED else self.n
+        return outputs(self.n, self.activation)
 
     @property
     def epilogue(self) -> str:

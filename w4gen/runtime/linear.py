@@ -11,7 +11,7 @@ import torch
 from w4gen.errors import FormatError, ShapeError
 from w4gen.formats import named
 from w4gen.ir.layout import Layout
-from w4gen.ir.problem import ACTIVATIONS, PAIRED
+from w4gen.ir.problem import ACTIVATIONS, PAIRED, outputs
 from w4gen.ir.types import Format
 from w4gen.runtime import dtypes
 from w4gen.runtime.epilogue import finished
@@ -85,7 +85,7 @@ def _check(
     if activation not in ACTIVATIONS or (activation == PAIRED and (n % 2 or residual is not None)):
         pairs = f"{PAIRED} takes an even N, here {n}, and no residual"
         raise ShapeError(f"activation={activation!r}: use one of {', '.join(ACTIVATIONS[1:])}; {pairs}")
-    shape = (*x.shape[:-1], n // 2 if activation == PAIRED else n)
+    shape = (*x.shape[:-1], outputs(n, activation))
     if residual is not None and tuple(residual.shape) != shape:
         raise ShapeError(f"residual is {list(residual.shape)}; y is {list(shape)}")
     if out is not None and (tuple(out.shape) != shape or out.dtype != x.dtype or out.device != x.device):

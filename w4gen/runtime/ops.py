@@ -18,7 +18,7 @@ import torch
 from w4gen import knobs
 from w4gen.errors import ForbiddenError, ShapeError, W4Error
 from w4gen.ir.layout import Layout
-from w4gen.ir.problem import EVERY, PAIRED, Problem
+from w4gen.ir.problem import EVERY, Problem, outputs
 from w4gen.ir.types import Format
 from w4gen.pipeline import compile
 from w4gen.runtime import dtypes
@@ -61,7 +61,7 @@ def on_gpu(
     refuse_mixed(x, weight, bias, format, residual)
     m, k = x.shape
     if m == 0:
-        return x.new_empty((0, n // 2 if activation == PAIRED else n))
+        return x.new_empty((0, outputs(n, activation)))
     rows = EVERY if batch_invariant else bucket(m)
     key = (x.device.index, x.dtype, rows, n, k, format, layout, bias is not None, activation, residual is not None)
     try:
@@ -70,7 +70,7 @@ def on_gpu(
         launch = _first(key, x)
     if launch is None:
         return fallback(x, weight, bias, n, format, layout, batch_invariant, activation, residual)
-    y = torch.empty((m, n // 2 if activation == PAIRED else n), dtype=x.dtype, device=x.device)
+    y = torch.empty((m, outputs(n, activation)), dtype=x.dtype, device=x.device)
     added = () if residual is None else (aligned(residual.to(x.dtype)),)
     launch(y, aligned(x), *weight, None if bias is None else aligned(bias.to(x.dtype)), *added, m)
     return y
@@ -132,7 +132,7 @@ def shape_of(
 ) -> torch.Tensor:
     """The shape of y."""
     refuse_mixed(x, weight, bias, format, residual)
-    return x.new_empty((x.shape[0], n // 2 if activation == PAIRED else n))
+    return x.new_empty((x.shape[0], outputs(n, activation)))
 
 
 def shape_of_dx(dy: torch.Tensor, weight: Any, k: int, *_: Any) -> torch.Tensor:
