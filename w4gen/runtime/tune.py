@@ -27,6 +27,7 @@ from w4gen.runtime.dtypes import torch_dtype
 from w4gen.runtime.launch import arch_of, launcher
 from w4gen.runtime.timer import copies_for, time_calls
 from w4gen.schedule.arch import Arch
+from w4gen.schedule.cost import bytes_moved
 from w4gen.schedule.rules import pick
 from w4gen.schedule.schedule import Schedule
 from w4gen.schedule.search import Found, search, shares
@@ -165,7 +166,7 @@ def kept(question: Question, asks: list[Ask], found: Found, arch: Arch, floor: F
     """The row of a winner, written."""
     ask = asks[found.winner or 0]
     kernel = ask.kernel()
-    nbytes = random_call(kernel, 1, kernel.problem.n, device)[1].nbytes
+    nbytes = sum(size for name, size in bytes_moved(kernel.program, 1).items() if name in kernel.program.kept)
     row = Row(
         question=tuned.question(question.problem),
         schedule=kernel.schedule,
