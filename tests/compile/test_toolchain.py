@@ -97,6 +97,14 @@ def test_a_format_of_each_kind_compiles_without_spills(arch: str, shape: str, fo
     check(built(SHAPES[shape], form, arch), arch)
 
 
+@pytest.mark.parametrize("form", ["mxfp4", "nvfp4", "mxfp8", "fp8_e4m3", "int4_g32", "int2_g16", "nf4_g32"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_small_floats_and_small_groups_compile_for_few_rows(arch: str, dtype: str, form: str) -> None:
+    assert w4gen.compile("8x1536x1024", form, arch=arch, dtype=dtype).name == "gemv_mma"
+    check(built("8x1536x1024", form, arch, dtype=dtype), arch)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FAMILIES)
 @pytest.mark.parametrize("shape", ["one row", "gemm 16", "dequant"])

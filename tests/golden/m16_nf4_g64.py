@@ -22,6 +22,8 @@ AHEAD = gl.constexpr(2)  # steps whose words are asked for ahead
 TILES = gl.constexpr(2)  # times 8 rows of x
 PIECES = gl.constexpr(1)  # times 64 inputs in a step
 RING = gl.constexpr(2)  # pieces of x in flight
+GROUPS = gl.constexpr(1)  # scales of an output in a step
+CHAINS = gl.constexpr(2)  # sums of the instructions under one scale
 THREADS = gl.constexpr(32 * WARPS)
 EACH = gl.constexpr(gl.BlockedLayout([1], [32], [WARPS], [0]))  # one element a thread
 FOUR = gl.constexpr(gl.BlockedLayout([1, 4], [32, 1], [WARPS, 1], [1, 0]))  # four neighbours a thread
@@ -112,15 +114,6 @@ def four_of(words):
 
 
 @gluon.jit
-def two_of(pair):
-    """The two elements of each thread, in f32."""
-    a, b = gl.split(pair)
-    a = gl.convert_layout(a, EACH, assert_trivial=True)
-    b = gl.convert_layout(b, EACH, assert_trivial=True)
-    return a.to(gl.float32), b.to(gl.float32)
-
-
-@gluon.jit
 def words_at(codes_ptr, first, lane, worker):
     """Where the words of a thread begin."""
     at = first * ROW_WORDS + worker * (QUADS * WORDS) + lane * 4
@@ -134,6 +127,15 @@ def scales_at(scale_ptr, first, lane, worker, turn: gl.constexpr):
     at = first * ROW_SCALES + lane // 4 * 2 + worker * 16
     scales = scale_ptr + each_of(at, TWO) + gl.arange(0, 2, gl.SliceLayout(0, TWO))[None, :] + turn * (WORKERS * 16)
     return scales
+
+
+@gluon.jit
+def two_of(pair):
+    """The two elements of each thread, in f32."""
+    a, b = gl.split(pair)
+    a = gl.convert_layout(a, EACH, assert_trivial=True)
+    b = gl.convert_layout(b, EACH, assert_trivial=True)
+    return a.to(gl.float32), b.to(gl.float32)
 
 
 @gluon.jit
@@ -291,27 +293,25 @@ def gemv_mma(
                 for tile in gl.static_range(TILES):
                     pairs = pairs + (matrices(row_at + part + (piece % RING * PIECE + tile * 1024)),)
         words, scales, zeros = steps[0]
-        sums = ()
         for row in gl.static_range(ROWS):
-            parts = ()
-            for _ in gl.static_range(2 * TILES):
-                parts = parts + (none,)
-            for j in gl.static_range(BLOCK_K // 16):
-                if j % FRAGMENTS == 0:
-                    w = fragments_of(words[row * QUADS + j // FRAGMENTS], zeros[row], full)
-                for tile in gl.static_range(TILES):  # even and odd j are sums of their own: two chains of instructions
-                    pair = pairs[j // 2 * TILES + tile]
-                    if j % 2 == 0:
-                        parts = replaced(parts, tile, mma(w[j % FRAGMENTS], pair[0], pair[1], parts[tile]))
-                    else:
-                        parts = replaced(parts, TILES + tile, mma(w[j % FRAGMENTS], pair[2], pair[3], parts[TILES + tile]))
-            for tile in gl.static_range(TILES):
-                low, high, old = parts[tile], parts[TILES + tile], acc[row * TILES + tile]
-                part = (low[0] + high[0], low[1] + high[1], low[2] + high[2], low[3] + high[3])
-                a, b = two_of(scales[row])
-                scaled = (part[0] * a, part[1] * a, part[2] * b, part[3] * b)
-                sums = sums + ((old[0] + scaled[0], old[1] + scaled[1], old[2] + scaled[2], old[3] + scaled[3]),)
-        acc = sums
+            for group in gl.static_range(GROUPS):
+                parts = ()
+                for _ in gl.static_range(CHAINS * TILES):
+                    parts = parts + (none,)
+                for j in gl.static_range(group * BLOCK_K // (16 * GROUPS), (group + 1) * BLOCK_K // (16 * GROUPS)):
+                    if j % FRAGMENTS == 0:
+                        w = fragments_of(words[row * QUADS + j // FRAGMENTS], zeros[row], full)
+                    for tile in gl.static_range(TILES):  # even and odd j are sums of their own: two chains of instructions
+                        pair, old = pairs[j // 2 * TILES + tile], parts[j % CHAINS * TILES + tile]
+                        part = mma(w[j % FRAGMENTS], pair[j % 2 * 2], pair[j % 2 * 2 + 1], old)
+                        parts = replaced(parts, j % CHAINS * TILES + tile, part)
+                for tile in gl.static_range(TILES):
+                    low, high, old = parts[tile], parts[(CHAINS - 1) * TILES + tile], acc[row * TILES + tile]
+                    part = (low[0] + high[0], low[1] + high[1], low[2] + high[2], low[3] + high[3])
+                    a, b = two_of(scales[row])
+                    scaled = (part[0] * a, part[1] * a, part[2] * b, part[3] * b)
+                    sums = (old[0] + scaled[0], old[1] + scaled[1], old[2] + scaled[2], old[3] + scaled[3])
+                    acc = replaced(acc, row * TILES + tile, sums)
         steps = steps[1:]
         if turn + AHEAD < STEPS:
             steps = steps + (step_of(codes, scale_ptr, zero_ptr, first, lane, worker, turn + AHEAD),)

@@ -67,15 +67,6 @@ def four_of(words):
 
 
 @gluon.jit
-def two_of(pair):
-    """The two elements of each thread, in f32."""
-    a, b = gl.split(pair)
-    a = gl.convert_layout(a, EACH, assert_trivial=True)
-    b = gl.convert_layout(b, EACH, assert_trivial=True)
-    return a.to(gl.float32), b.to(gl.float32)
-
-
-@gluon.jit
 def words_at(codes_ptr, first, lane, worker):
     """Where the words of a thread begin."""
     at = first * ROW_WORDS + worker * (QUADS * WORDS) + lane * 4
@@ -89,6 +80,15 @@ def scales_at(scale_ptr, first, lane, worker, turn: gl.constexpr):
     at = first * ROW_SCALES + lane // 4 * 2 + worker * 16
     scales = scale_ptr + each_of(at, TWO) + gl.arange(0, 2, gl.SliceLayout(0, TWO))[None, :] + turn * (WORKERS * 16)
     return scales
+
+
+@gluon.jit
+def two_of(pair):
+    """The two elements of each thread, in f32."""
+    a, b = gl.split(pair)
+    a = gl.convert_layout(a, EACH, assert_trivial=True)
+    b = gl.convert_layout(b, EACH, assert_trivial=True)
+    return a.to(gl.float32), b.to(gl.float32)
 
 
 @gluon.jit

@@ -107,6 +107,9 @@ AFFINE = [
 ]
 
 
+SMALL = [(named(name), oracle.VALUES[name]) for name in ("e2m1", "fp8_e4m3")]
+
+
 def stored(draw: st.DrawFn, form: Format, m: tuple[int, int], x: object) -> Problem:
     """A problem whose codes are in the order of fragments, whole or ragged."""
     n, k = draw(st.integers(1, 150)), draw(st.integers(1, 600))
@@ -154,13 +157,15 @@ def fast(draw: st.DrawFn) -> tuple[Problem, list[float], Schedule]:
     """Problems that the fast templates answer: one row in halves, with or without a cluster, or up to 32 rows on matrix cores."""
     template = draw(st.sampled_from(FAST))
     halves = template == "gemv_half"
-    form, values = draw(st.sampled_from([each for each in AFFINE if each[0].bits < 8 or not halves]))
-    form = replace(form, group=draw(st.sampled_from([64, 128, 256, 512, -1])), scale=draw(st.sampled_from([F16, BF16, F32])))
+    form, values = draw(st.sampled_from([each for each in AFFINE if each[0].bits < 8] if halves else AFFINE + SMALL))
+    groups = [64, 128, 256, 512, -1] if halves else [16, 32, 64, 128, 256, 512, -1]
+    form = replace(form, group=draw(st.sampled_from(groups)), scale=draw(st.sampled_from([F16, BF16, F32])))
     m = (1, 1) if halves else draw(st.sampled_from([(1, 1), (2, 8), (9, 16), (17, 32)]))
-    x = F16 if halves or form.bits == 8 else draw(st.sampled_from([F16, BF16]))
+    x = F16 if halves or (form.bits == 8 and form.affine) else draw(st.sampled_from([F16, BF16]))
     problem = stored(draw, form, m, x)
     group, least, held = padded_group(problem, problem.layout), problem.layout.block["k"], problem.layout.size("k")
-    sizes = [size for size in (64, 128, 256) if size % least == group % size == held % size == 0]
+    whole = [size for size in (64, 128, 256) if size % least == held % size == 0]
+    sizes = [size for size in whole if group % size == 0 or (not halves and size % group == 0)]
     assume(sizes)
     block_k = draw(st.sampled_from(sizes))
     split = min(draw(st.sampled_from([1, 2, 3, 8])), -(-problem.k // block_k)) if halves else 1

@@ -104,6 +104,7 @@ QUESTIONS: dict[str, tuple[str, dict[str, object], Schedule | None]] = {
     "gemm in parts": ("gemm", GEMM | {"bias": True}, SPLIT),
     "dequant": ("dequant", DENSE, None),
     "mma": ("gemv_mma", {"m": (2, 8), "bias": True}, FAST_MMA),
+    "mma, scales apart": ("gemv_mma", {"m": (2, 8), "format": named("nvfp4")}, FAST_MMA),
     "half": ("gemv_half", {"bias": True}, FAST_HALF),
     "half, no cluster": ("gemv_half", {}, replace(FAST_HALF, split_k=1, sum_at="global")),
 }
@@ -139,6 +140,8 @@ CALLS = {
     ("mma", '{{ scale("acc") }}'): "scaled",
     ("mma", '{{ reduce("acc") }}'): "acc",
     ("mma", "{{ store() }}"): "bias.tile",
+    ("mma, scales apart", "{{ dot() }}"): "part",
+    ("mma, scales apart", '{{ scale("acc") }}'): "scaled",
     ("half", '{{ load("x") }}'): "x.tile",
     ("half", "{{ dot() }}"): "part",
     ("half", '{{ scale("acc") }}'): "scaled",
@@ -149,6 +152,7 @@ CALLS = {
 }
 SHARED_CALLS = {'{{ load("w") }}': "codes.view", '{{ load("scale") }}': "scale.view", '{{ decode("w") }}': "w.value"}
 """Calls that both fast templates make in what they include."""
+PARTS = ("fragments.jinja", "scales.jinja")
 
 
 def calls() -> list[object]:
@@ -176,19 +180,21 @@ def test_a_repeated_call_is_an_error_that_names_the_node(question: str, call: st
         rendered(asked(**problem), schedule, changed(f"{line}\n", f"{line}\n{line}\n", template))
 
 
-@pytest.mark.parametrize("question", ["mma", "half"])
+@pytest.mark.parametrize("question", ["mma", "mma, scales apart", "half"])
 @pytest.mark.parametrize("call", SHARED_CALLS)
 @pytest.mark.parametrize("times", [0, 2])
 def test_a_dropped_or_repeated_call_of_an_included_part_is_an_error(times: int, call: str, question: str, tmp_path: Path) -> None:
     template, problem, schedule = QUESTIONS[question]
     for part in paths.templates().glob("*.jinja"):
         shutil.copy(part, tmp_path)
-    text = (tmp_path / "fragments.jinja").read_text()
-    lines = [line for line in text.splitlines() if line.strip() == call]
-    assert lines, f"{call!r} is no longer in fragments.jinja: change this test with it"
-    for line in set(lines):
-        text = text.replace(f"{line}\n", f"{line}\n" * times or line.replace(call, "pass\n"))
-    (tmp_path / "fragments.jinja").write_text(text)
+    for part in map(tmp_path.joinpath, PARTS):
+        lines = part.read_text().splitlines()
+        part.write_text(
+            "\n".join(line for each in lines for line in ([each] if each.strip() != call else [each] * times or ["    pass"]))
+        )
+    assert any(call in (paths.templates() / part).read_text() for part in PARTS), (
+        f"{call!r} is in none of {PARTS}: change this test"
+    )
     with pytest.raises(TemplateError, match=rf"{template}\.py\.jinja prints {SHARED_CALLS[call]} .* {times} times, not 1"):
         rendered(asked(**problem), schedule, tmp_path)
 

@@ -202,11 +202,16 @@ NAMED = [
     ("uint4_g128", WHOLE, "fast"),
     ("int8_g64", WHOLE, "fast"),
     ("int4_g128", {"n": 64, "k": 1000}, "fast"),
-    ("int4_g16", WHOLE, "blocks"),
-    ("uint4_g32", WHOLE, "blocks"),
+    ("int4_g16", WHOLE, "small groups"),
+    ("uint4_g32", WHOLE, "small groups"),
+    ("mxfp4", WHOLE, "small groups"),
+    ("nvfp4", WHOLE, "small groups"),
+    ("e2m1_g128", WHOLE, "small groups"),
+    ("uint4_g32_z", WHOLE, "blocks"),
+    ("nf4_dq", WHOLE, "blocks"),
     ("int4_g50", WHOLE, "blocks"),
     ("int4_g128", {"n": 64, "k": 1004}, "blocks"),
-    ("e2m1_g32", WHOLE, "blocks"),
+    ("e2m1_g32", WHOLE, "small groups"),
     ("uint4_g32_m", WHOLE, "blocks"),
     ("int4_g128", {"n": 64, "k": 600}, "rows"),
     ("nf4_g64", {"n": 40, "k": 1024}, "rows"),
@@ -219,9 +224,9 @@ def expected(name: str, k: int, stored: str, high: int) -> str:
     """Which template answers, on an arch with a fragment and Gluon."""
     if high > 128 or (stored == "rows" and high > 16):
         return "dequant"
-    if stored != "fast" or high > 32:
+    if stored not in ("fast", "small groups") or high > 32:
         return "gemv" if stored == "rows" else "gemm"
-    return "gemv_half" if high == 1 and "int8" not in name else "gemv_mma"
+    return "gemv_half" if high == 1 and stored == "fast" and "int8" not in name else "gemv_mma"
 
 
 @pytest.mark.parametrize("high", [1, 8, 16, 32, 64, 128, 4096])

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-import math
+import re
 from typing import Any
 
 from w4gen.codegen import ptx, tl
 from w4gen.codegen.blocks import Order
 from w4gen.codegen.printer import Printer, constants
+from w4gen.codegen.walk import Walk
 from w4gen.errors import TemplateError
 from w4gen.ir import decode as d
 from w4gen.ir.groups import beside
 from w4gen.ir.program import Program
-from w4gen.ir.tile import Block, Convert, Dot, Reduce, Repeat, Slice
-from w4gen.ir.types import F16, F32
+from w4gen.ir.tile import Block, Convert, Dot, Reduce, Repeat, RunOn, Slice
+from w4gen.ir.types import F32
 from w4gen.schedule.arch import M16K16
 from w4gen.schedule.schedule import Schedule
 from w4gen.schedule.stored import fragment_order
+
+
+def in_gluon(line: str) -> str:
+    """A line of `triton.language` as one of Gluon, which has the same names."""
+    return re.sub(r"\btl\.", "gl.", line)
+
+
+def tuple_of(names: list[str]) -> str:
+    """Names as a tuple, also of one."""
+    return ", ".join(names) + ("," if len(names) == 1 else "")
 
 
 class GluonPrinter(Printer):
@@ -35,8 +46,9 @@ class GluonPrinter(Printer):
         self.looked_up = any(isinstance(op, d.Lookup) for op in self.how.value)
         if self.how.dtype.bits != 16 or self.how.per_unit * self.bits != (32 if self.looked_up else 16):
             raise TemplateError(f"{schedule.template} decodes the pairs of a word in 16 bits, not by {self.how}")
-        if self.blocks["k"] % 64 or self.blocks["n"] % 16:
-            raise TemplateError(f"{schedule.template} takes 16 outputs and 64 k at a time: block_k={self.blocks['k']}")
+        self.step_k = schedule.block_k
+        if self.step_k % 64 or self.blocks["n"] % 16:
+            raise TemplateError(f"{schedule.template} takes 16 outputs and 64 k at a time: block_k={self.step_k}")
         if layout != fragment_order(program.problem.format, M16K16, layout.size("n"), layout.size("k")):
             raise TemplateError(
                 f"{schedule.template} reads codes in the order of {M16K16.name}, not {layout}: pack the weight again"
@@ -55,14 +67,25 @@ class GluonPrinter(Printer):
     @property
     def chunks(self) -> int:
         """Steps along k, of all workers."""
-        return self.program.tile(self.program.source("w.tile")).sizes["k"] // self.blocks["k"]
+        return self.program.tile(self.program.source("w.tile")).sizes["k"] // self.step_k
+
+    @property
+    def groups(self) -> int:
+        """Scales that an output has in a step."""
+        return self.step_k // self.blocks["k"]
 
     def calls(self) -> dict[str, Any]:
         texts: dict[str, Any] = {"ptx": ptx.decode_pairs(self.how, 2 * len(self.centred))}
         if self.looked_up:
             texts = {"ptx": ptx.look_up_pairs(self.bits), "fill": ptx.fill_pairs(), "entries": 4**self.bits}
         also = "".join(f", {name}" for name in self.extra)
-        return super().calls() | texts | {"values": self.values, "kind": self.how.dtype.name, "also": also}
+        parts = [part for part in self.program.problem.format.parts(1, 1) if part.partition(".")[0] == "scale"]
+        of_scale = {
+            "apart": self.apart,
+            "pointers": tuple_of([tl.pointer(self.program, part) for part in parts]),
+            "leaves": tuple_of([tl.variable(leaf) for leaf in self.leaves(self.grouped["scale"])]),
+        }
+        return super().calls() | texts | of_scale | {"values": self.values, "kind": self.how.dtype.name, "also": also}
 
     @property
     def centred(self) -> list[str]:
@@ -75,12 +98,12 @@ class GluonPrinter(Printer):
             ("N", self.program.tile(self.out).sizes["n"], "outputs"),
             ("K", self.program.tile("x").sizes["k"], "inputs"),
             ("ROWS", self.blocks["n"] // 16, "times 16 outputs per program"),
-            ("BLOCK_K", self.blocks["k"], "inputs per step, under one scale"),
-            ("QUADS", self.blocks["k"] // self.order.held["k"], f"quads of {self.order.held['k']} inputs in a step"),
+            ("BLOCK_K", self.step_k, f"inputs per step, under {'one scale' if self.groups == 1 else f'{self.groups} scales'}"),
+            ("QUADS", self.step_k // self.order.held["k"], f"quads of {self.order.held['k']} inputs in a step"),
             ("FRAGMENTS", self.order.held["k"] // 16, "times 16 inputs in a quad"),
             ("WORDS", self.order.units, "words of a quad's 32 lanes"),
             ("ROW_WORDS", self.order.stride("n"), "words of 16 outputs"),
-            ("ROW_SCALES", self.scale_strides["n"][-1], "scales of 16 outputs"),
+            *([] if self.apart else [("ROW_SCALES", self.scale_strides["n"][-1], "scales of 16 outputs")]),
             *([("ENTRIES", 4**self.bits, "pairs of codes")] if self.looked_up else []),
             ("WARPS", self.schedule.warps, "warps per program"),
             ("WORKERS", self.workers, "warps that share the steps along k"),
@@ -97,8 +120,40 @@ class GluonPrinter(Printer):
         if operand == "codebook":
             self.ledger["codebook.tile"] += 1
             return "\n".join(self.codebook())
+        if operand == "scale" and self.apart:
+            return "\n".join(self.stored_scale())
         self.ledger.update(tl.chain(self.program, self.grouped[operand]))
         return "\n".join(self.beside(operand))
+
+    @property
+    def apart(self) -> bool:
+        """Whether scales are loaded one by one: where a step has several, or they are not just kept beside the codes."""
+        whole = self.grouped["scale"]
+        ops = map(self.program.op, tl.chain(self.program, whole))
+        return self.groups > 1 or self.leaves(whole) != [whole] or any(isinstance(op, RunOn) for op in ops)
+
+    def leaves(self, name: str) -> list[str]:
+        """What a scale is computed from: slices of what is stored."""
+        if not isinstance(self.program.op(name), Convert):
+            return [name]
+        return list(dict.fromkeys(leaf for source in self.program.operands(name).values() for leaf in self.leaves(source)))
+
+    def stored_scale(self) -> list[str]:
+        """Lines that load what the scale of output n at k is made of."""
+        lines = []
+        for leaf in self.leaves(self.grouped["scale"]):
+            walk = Walk(self.program, leaf, 1, {"k": "k"})
+            if walk.masks:
+                raise TemplateError(f"{leaf} is padded where it is read: the words beside it are not, so take unit=vendor")
+            self.ledger.update(tl.chain(self.program, leaf))
+            lines += walk.load(leaf, ", mask=there, other=0")
+        return [in_gluon(line) for line in lines]
+
+    def whole_scale(self, name: str) -> list[str]:
+        """Lines that compute a scale from its leaves."""
+        if not isinstance(self.program.op(name), Convert):
+            return []
+        return [line for source in self.program.operands(name).values() for line in self.whole_scale(source)] + self.node(name)
 
     def codebook(self) -> list[str]:
         """Lines that load the two values of an entry of the table of pairs."""
@@ -111,7 +166,7 @@ class GluonPrinter(Printer):
         if sizes["n"] != layout.size("n"):
             raise TemplateError(f"block_n={self.blocks['n']} does not divide the {layout.size('n')} outputs stored: take 16")
         if sizes["k"] != layout.size("k"):
-            raise TemplateError(f"block_k={self.blocks['k']} does not divide the {layout.size('k')} inputs stored: take 64")
+            raise TemplateError(f"block_k={self.step_k} does not divide the {layout.size('k')} inputs stored: take 64")
         return [
             "at = first * ROW_WORDS + worker * (QUADS * WORDS) + lane * 4",
             "words = codes_ptr + each_of(at, FOUR) + gl.arange(0, 4, gl.SliceLayout(0, FOUR))[None, :]",
@@ -134,7 +189,7 @@ class GluonPrinter(Printer):
         if pair != 1:
             raise TemplateError("the scales of n and n + 8 are not neighbours: a thread loads them as one pair")
         own, each = f"first * ROW_SCALES + lane // 4 * {lanes}", self.scale_strides["g"][0]
-        if group == self.blocks["k"]:
+        if group == self.step_k:
             lines = [f"at = {own} + worker * {each}"]
             offset = f" + turn * (WORKERS * {each})"
         else:
@@ -163,7 +218,11 @@ class GluonPrinter(Printer):
         return 16 // self.bits
 
     def decode(self, operand: str) -> str:
-        """Lines that give the fragments of a quad, in the order of k, from the layout's digits."""
+        """Lines that give the fragments of a quad, in the order of k, or a scale from what is stored of it."""
+        if operand == "scale":
+            whole = self.grouped["scale"]
+            lines = [in_gluon(line) for line in self.whole_scale(whole)]
+            return "\n".join([*lines, f"return {tl.variable(whole)}.to(gl.float32)"])
         self.ledger.update(self.parted("w")[1])
         lines, decoded = ["w = four_of(words)"], [f"values_of({', '.join([f'w[{word}]', *self.extra])})" for word in range(4)]
         if self.pairs >= 4:
@@ -197,124 +256,3 @@ class GluonPrinter(Printer):
             return []
         self.ledger.update(tl.chain(self.program, roles["bias"]))
         return ["bias = gl.load(bias_ptr + n, mask=n < N, other=0.0)", "total += bias.to(gl.float32)"]
-
-
-class MmaPrinter(GluonPrinter):
-    """Printer of gemv_mma: mma.sync, the weights on the left, x through a ring in shared memory."""
-
-    UNITS = (("mma", "left"),)
-
-    DOT = Dot(("k",), "mma", "left")
-
-    def calls(self) -> dict[str, Any]:
-        each = self.blocks["m"] * 128
-        return super().calls() | {"ring": self.ring, "ring_bytes": self.ring * self.schedule.warps * each}
-
-    @property
-    def ring(self) -> int:
-        """Pieces of x in flight, of those that a warp has."""
-        return min(int(self.schedule.ring), self.turns * self.blocks["k"] // 64 + 1)
-
-    def constants(self) -> str:
-        rows = [
-            ("TILES", self.blocks["m"] // 8, "times 8 rows of x"),
-            ("PIECES", self.blocks["k"] // 64, "times 64 inputs in a step"),
-            ("RING", self.ring, "pieces of x in flight"),
-        ]
-        return super().constants() + "\n" + constants(rows, "gl")
-
-    def load(self, operand: str, extra: str = "") -> str:
-        if operand == "x":
-            self.ledger.update(self.chains["x"])
-            return "x = x_ptr + ((base + lane // 8) * K + worker * BLOCK_K + lane % 8 * 8)"
-        return super().load(operand, extra)
-
-    def dot(self) -> str:
-        """The sum of the two chains of instructions."""
-        self.ledger["part"] += 1
-        return f"part = ({', '.join(f'low[{i}] + high[{i}]' for i in range(4))})"
-
-    def scale(self, operand: str) -> str:
-        """Scale the sums: two of a thread belong to n, two to n + 8."""
-        self.ledger["scaled"] += 1
-        a, b = (f"({each} * 2.0**{self.how.power})" if self.how.power else each for each in "ab")
-        return f"a, b = two_of(scales[row])\nscaled = (part[0] * {a}, part[1] * {a}, part[2] * {b}, part[3] * {b})"
-
-    def reduce(self, *names: str) -> str:
-        self.ledger["acc"] += 1
-        return f"sums = sums + (({', '.join(f'old[{i}] + scaled[{i}]' for i in range(4))}),)"
-
-    def store(self) -> str:
-        """Add the bias, round and write."""
-        return "\n".join([*self.added(), f"gl.store(y_ptr + m * N + n, total.to({self.kind}), mask=(m < m_count) & (n < N))"])
-
-
-class HalfPrinter(GluonPrinter):
-    """Printer of gemv_half: one row of x, products added up in halves along 64 k, programs of a cluster sharing k."""
-
-    DOT = Dot(("k",), "halves")
-    UNITS = (("halves", "right"),)
-    CHAIN = 8
-    """Products that one half adds up."""
-
-    def calls(self) -> dict[str, Any]:
-        split = int(self.schedule.split_k)
-        texts = {"cluster_open": ptx.cluster_open(16, split), "cluster_sum": ptx.cluster_sum(16, split)} if split > 1 else {}
-        return super().calls() | {"split": split, "x_bytes": self.loads * 512 * self.schedule.warps} | texts
-
-    @property
-    def loads(self) -> int:
-        """16-byte loads with which a thread brings its share of its warp's x."""
-        return -(-self.turns * self.blocks["k"] // 256)
-
-    def constants(self) -> str:
-        if self.blocks["m"] != 1 or self.program.problem.format.minifloat:
-            raise TemplateError(f"gemv_half multiplies one row of x, not block_m={self.blocks['m']}, and no small floats")
-        values = self.program.problem.format.values  # a zero is one of them
-        largest = max(values) - min(values) if self.centred else max(map(abs, values))
-        rows = [
-            ("SPLIT", self.schedule.split_k, "programs of a cluster"),
-            ("LOADS", self.loads, "16-byte loads of x by a thread"),
-            (
-                "RANGE",
-                math.floor(math.log2(F16.max / (self.CHAIN * largest))),
-                f"log2 of |x| up to which {self.CHAIN} products fit a half",
-            ),
-        ]
-        return super().constants() + "\n" + constants(rows, "gl")
-
-    def load(self, operand: str, extra: str = "") -> str:
-        if operand == "x":
-            self.ledger.update(self.chains["x"])
-            k = self.program.problem.k
-            inside = "" if self.loads * 256 * self.workers == k else ", mask=each_of(k < K, FOUR).broadcast_to(x.shape), other=0"
-            point = "x = x_ptr.to(gl.pointer_type(gl.int32)) + each_of(k // 2, FOUR)"
-            return f"{point} + gl.arange(0, 4, gl.SliceLayout(0, FOUR))[None, :]\npart = gl.load(x{inside})"
-        return super().load(operand, extra)
-
-    def dot(self) -> str:
-        """Two products for each of the two outputs."""
-        self.ledger["part"] += 1
-        return "\n".join(
-            [
-                "x0, x1 = x[j % 2 * 2], x[j % 2 * 2 + 1]",
-                "low = fma2(w[j % FRAGMENTS][0], x0, low) if j % 4 else mul2(w[j % FRAGMENTS][0], x0)",
-                "high = fma2(w[j % FRAGMENTS][1], x0, high) if j % 4 else mul2(w[j % FRAGMENTS][1], x0)",
-                "low = fma2(w[j % FRAGMENTS][2], x1, low)",
-                "high = fma2(w[j % FRAGMENTS][3], x1, high)",
-            ]
-        )
-
-    def scale(self, operand: str) -> str:
-        self.ledger["scaled"] += 1
-        return "a, b = two_of(scales[0])\nscaled = (part[0] * a, part[1] * b)"
-
-    def reduce(self, *names: str) -> str:
-        self.ledger.update(name for name in ("acc", "parts") if name in self.program.graph)
-        return "acc = (acc[0] + scaled[0], acc[1] + scaled[1])"
-
-    def store(self) -> str:
-        """Add the bias, round and write, in the first program of a cluster."""
-        lines = self.added()
-        inside = "(n < N) & (share == 0)" if self.schedule.split_k > 1 else "n < N"
-        return "\n".join([*lines, f"gl.store(y_ptr + n, total.to({self.kind}), mask={inside})"])

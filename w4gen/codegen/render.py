@@ -13,7 +13,7 @@ import jinja2
 from w4gen import paths
 from w4gen.codegen import tl
 from w4gen.codegen.blocks import DensePrinter, GemmPrinter
-from w4gen.codegen.gluon import HalfPrinter, MmaPrinter
+from w4gen.codegen.fast import HalfPrinter, MmaPrinter
 from w4gen.codegen.printer import Printer
 from w4gen.errors import ShapeError, TemplateError
 from w4gen.formats import is_named

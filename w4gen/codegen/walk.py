@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import accumulate
 
 from w4gen.codegen.index import Index, Term, suffixed
@@ -12,12 +13,15 @@ from w4gen.ir.program import Program
 from w4gen.ir.tile import Const, Fold, Input, Pad, Repeat, RunOn, Slice, Split, Tile, Unpack
 from w4gen.ir.types import U8, DType
 
+STARTS = {"word": "step * WORDS", "k": "step * BLOCK_K"}
+"""Where a step begins along an axis."""
+
 
 class Walk:
     """The address of every element of a tile, from its indices back through slices, pads and maps to memory."""
 
-    def __init__(self, program: Program, name: str, spans: int) -> None:
-        self.program, self.spans = program, spans
+    def __init__(self, program: Program, name: str, spans: int, starts: Mapping[str, str] = STARTS) -> None:
+        self.program, self.spans, self.starts = program, spans, starts
         tile = self.tile = program.tile(name)
         self.dims = dims(program, tile)
         self.masks: list[str] = []
@@ -49,7 +53,7 @@ class Walk:
             case Slice(blocks):
                 for block in blocks:
                     if block.drop and block.axis not in STATIC:
-                        start = {"word": "step * WORDS", "k": "step * BLOCK_K"}.get(block.axis, "0")
+                        start = self.starts.get(block.axis, "0")
                         self.index[block.axis] = Index((Term(start),))
             case Fold(quad):
                 lane, inner = self.index.pop("lane"), self.index.pop("quad")

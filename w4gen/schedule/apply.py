@@ -11,7 +11,7 @@ from w4gen.ir.program import Program
 from w4gen.ir.tile import Space
 from w4gen.ir.types import F16, F32, DType, Format
 from w4gen.schedule import rewrite
-from w4gen.schedule.arch import Arch
+from w4gen.schedule.arch import M16K16, Arch
 from w4gen.schedule.schedule import Schedule
 from w4gen.schedule.stored import decoded, layout_for
 
@@ -61,14 +61,19 @@ def apply(program: Program, schedule: Schedule, arch: Arch) -> Program:
 
 
 def _in_blocks(program: Program, schedule: Schedule, layout: Layout, how: Decode) -> Program:
-    """The rest of `apply` for codes in blocks of several rows: a step is whole blocks, under one scale if that is on the sums."""
+    """The rest of `apply` for codes in blocks of several rows: a step is whole blocks, under one scale if that is on the sums.
+
+    gemv_mma takes several groups in a step, if each is whole fragments: the program then has a step for each.
+    """
     block, group = layout.block, rewrite.padded_group(program.problem, layout)
+    several = schedule.template == "gemv_mma" and schedule.block_k % group == 0 and group % M16K16.size("k") == 0
+    size_k = group if several else schedule.block_k
     for axis, size in (("n", schedule.block_n), ("k", schedule.block_k)):
         if size % block[axis]:
             raise ScheduleError(
                 f"block_{axis}={size} is not a multiple of {block[axis]}, what a block of the layout holds: use one"
             )
-    if schedule.scale_at == "accumulator" and group % schedule.block_k:
+    if schedule.scale_at == "accumulator" and group % size_k:
         raise ScheduleError(
             f"scale_at=accumulator needs each sum under one scale; block_k={schedule.block_k} does not divide group {group}: "
             "take scale_at=weight, or a block_k that divides the group"
@@ -81,7 +86,7 @@ def _in_blocks(program: Program, schedule: Schedule, layout: Layout, how: Decode
         )
     program = rewrite.place_scale(program, schedule.unit, schedule.side, schedule.scale_at, how.left_out, ("k",))
     meet = Space(schedule.sum_at)
-    return rewrite.tile(program, "k", schedule.block_k, schedule.block_n, schedule.block_m, schedule.split_k, meet)
+    return rewrite.tile(program, "k", size_k, schedule.block_n, schedule.block_m, schedule.split_k, meet)
 
 
 FAST = ("gemv_mma", "gemv_half")

@@ -10,6 +10,7 @@ schedules and bound times; a floor worked out from them is a bound that no kerne
 from __future__ import annotations
 
 import difflib
+import math
 from dataclasses import dataclass, replace
 
 from w4gen.errors import ArchError
@@ -25,6 +26,10 @@ class Fragment:
 
     name: str
     digits: tuple[tuple[str, int, str], ...]
+
+    def size(self, axis: str) -> int:
+        """Elements along an axis."""
+        return math.prod(size for each, size, _ in self.digits if each == axis)
 
     def at(self, place: str) -> list[int]:
         """Positions of the digits at one place."""

@@ -109,11 +109,15 @@ def _fast(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
     x is copied 16 bytes at a time; codes are decoded in x's type, in pairs, and a step of 64 k or more has one scale.
     """
     form, group, looked_up = problem.format, rewrite.padded_group(problem, layout), problem.format.codebook is not None
-    of_machine = all(isinstance(kind, DType) and not kind.small for kind in (form.scale, form.zero or F16)) and not form.flat
     least, held = layout.block["k"], layout.size("k")
-    block_k = next((size for size in (128, 64) if group % size == held % size == size % least == 0), 0)
-    exact = of_machine and (form.bits in (2, 4) if looked_up else form.affine and form.bits <= problem.x.mantissa)
-    if "gluon" not in arch.features or not exact or form.zero_mode not in (None, "integer") or not block_k or problem.k % 8:
+    plain_scale = isinstance(form.scale, DType) and not form.scale.small and not form.flat
+    single = [size for size in (128, 64) if group % size == held % size == size % least == 0]
+    several = [size for size in (128, 64) if size % group == held % size == size % least == group % 16 == 0]
+    block_k = next(iter(single or several), 0)
+    exact = form.bits in (2, 4) if looked_up else form.bits <= problem.x.mantissa if form.affine else fits(form, problem.x)
+    alone = form.zero is None and all(isinstance(kind, DType) or kind.codebook is None for kind in _tree(form))
+    beside = single and plain_scale and form.zero_mode in (None, "integer") and not isinstance(form.zero, Format)
+    if "gluon" not in arch.features or not exact or not block_k or not (beside or alone) or problem.k % 8:
         return None
     n, k, m = problem.n, problem.k, problem.m[1]
     if problem.far or problem.epilogue:
@@ -121,7 +125,7 @@ def _fast(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
     plain = not looked_up and form.zero is None  # what gemm decodes as fast
     if m > 32 or (plain and ((m > 8 and k > (4096 if block_k == 128 else 8192)) or (m > 16 and n * k > 2**22))):
         return None  # each program would read too much of x: gemm reads it once for more outputs
-    if problem.m == (1, 1) and problem.x == F16 and form.bits <= 4 and not looked_up:
+    if problem.m == (1, 1) and problem.x == F16 and form.bits <= 4 and form.affine and beside:
         return _halves(problem, block_k, arch)
     tiles, steps = -(-min(m, 32 if plain else 16) // 8), -(-k // block_k)
     rows = 2 if layout.size("n") % 32 == 0 and n >= (16384 if looked_up and tiles > 1 else 8192) else 1
@@ -143,6 +147,11 @@ def _fast(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
         maxnreg=bound if looked_up else 0,
         overlap=int("dependent_launch" in arch.features),
     )
+
+
+def _tree(form: Format) -> list[DType | Format]:
+    """The types of a format's scales, of the scales of these, and so on."""
+    return [] if form.scale is None else [form.scale, *(_tree(form.scale) if isinstance(form.scale, Format) else [])]
 
 
 SHARED = 48 * 1024

@@ -1,0 +1,152 @@
+"""Printers of the two fast templates, on matrix cores and in pairs of halves."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from w4gen.codegen import ptx
+from w4gen.codegen.gluon import GluonPrinter
+from w4gen.codegen.printer import constants
+from w4gen.errors import TemplateError
+from w4gen.ir.program import Program
+from w4gen.ir.tile import Dot
+from w4gen.ir.types import F16
+from w4gen.schedule.schedule import Schedule
+
+
+class MmaPrinter(GluonPrinter):
+    """Printer of gemv_mma: mma.sync, the weights on the left, x through a ring in shared memory."""
+
+    UNITS = (("mma", "left"),)
+
+    DOT = Dot(("k",), "mma", "left")
+
+    def calls(self) -> dict[str, Any]:
+        each = self.blocks["m"] * 128
+        return super().calls() | {"ring": self.ring, "ring_bytes": self.ring * self.schedule.warps * each}
+
+    @property
+    def ring(self) -> int:
+        """Pieces of x in flight, of those that a warp has."""
+        return min(int(self.schedule.ring), self.turns * self.step_k // 64 + 1)
+
+    def constants(self) -> str:
+        rows = [
+            ("TILES", self.blocks["m"] // 8, "times 8 rows of x"),
+            ("PIECES", self.step_k // 64, "times 64 inputs in a step"),
+            ("RING", self.ring, "pieces of x in flight"),
+            ("GROUPS", self.groups, "scales of an output in a step"),
+            ("CHAINS", self.parallel, "sums of the instructions under one scale"),
+        ]
+        return super().constants() + "\n" + constants(rows, "gl")
+
+    def load(self, operand: str, extra: str = "") -> str:
+        if operand == "x":
+            self.ledger.update(self.chains["x"])
+            return "x = x_ptr + ((base + lane // 8) * K + worker * BLOCK_K + lane % 8 * 8)"
+        return super().load(operand, extra)
+
+    @property
+    def parallel(self) -> int:
+        """Sums of their own of the instructions under one scale, which are two where they are many."""
+        return 2 if self.blocks["k"] > 32 else 1
+
+    def dot(self) -> str:
+        """The sum of the chains of instructions."""
+        self.ledger["part"] += 1
+        return f"part = ({', '.join(f'low[{i}] + high[{i}]' for i in range(4))})" if self.parallel == 2 else "part = low"
+
+    def scale(self, operand: str) -> str:
+        """Scale the sums: two of a thread belong to n, two to n + 8."""
+        self.ledger["scaled"] += 1
+        lines = ["a, b = two_of(scales[row])"]
+        if self.apart:
+            lines = [f"{name} = scale_of(scales[row * GROUPS + group][{index}])" for index, name in enumerate("ab")]
+        if self.how.power:
+            lines.append(f"a, b = a * 2.0**{self.how.power}, b * 2.0**{self.how.power}")
+        return "\n".join([*lines, "scaled = (part[0] * a, part[1] * a, part[2] * b, part[3] * b)"])
+
+    def reduce(self, *names: str) -> str:
+        self.ledger["acc"] += 1
+        sums = ", ".join(f"old[{i}] + scaled[{i}]" for i in range(4))
+        return f"sums = ({sums})\nacc = replaced(acc, row * TILES + tile, sums)"
+
+    def store(self) -> str:
+        """Add the bias, round and write."""
+        return "\n".join([*self.added(), f"gl.store(y_ptr + m * N + n, total.to({self.kind}), mask=(m < m_count) & (n < N))"])
+
+
+class HalfPrinter(GluonPrinter):
+    """Printer of gemv_half: one row of x, products added up in halves along 64 k, programs of a cluster sharing k."""
+
+    DOT = Dot(("k",), "halves")
+    UNITS = (("halves", "right"),)
+    CHAIN = 8
+    """Products that one half adds up."""
+
+    def __init__(self, program: Program, schedule: Schedule) -> None:
+        super().__init__(program, schedule)
+        if self.blocks["m"] != 1 or self.apart or self.how.power:
+            what = "one row of x by whole halves, with a scale of a machine type a step"
+            raise TemplateError(f"gemv_half multiplies {what}, not block_m={self.blocks['m']} of {program.problem.format}: take gemv_mma")
+
+    def calls(self) -> dict[str, Any]:
+        split = int(self.schedule.split_k)
+        texts = {"cluster_open": ptx.cluster_open(16, split), "cluster_sum": ptx.cluster_sum(16, split)} if split > 1 else {}
+        return super().calls() | {"split": split, "x_bytes": self.loads * 512 * self.schedule.warps} | texts
+
+    @property
+    def loads(self) -> int:
+        """16-byte loads with which a thread brings its share of its warp's x."""
+        return -(-self.turns * self.step_k // 256)
+
+    def constants(self) -> str:
+        values = self.program.problem.format.values  # a zero is one of them
+        largest = max(values) - min(values) if self.centred else max(map(abs, values))
+        rows = [
+            ("SPLIT", self.schedule.split_k, "programs of a cluster"),
+            ("LOADS", self.loads, "16-byte loads of x by a thread"),
+            (
+                "RANGE",
+                math.floor(math.log2(F16.max / (self.CHAIN * largest))),
+                f"log2 of |x| up to which {self.CHAIN} products fit a half",
+            ),
+        ]
+        return super().constants() + "\n" + constants(rows, "gl")
+
+    def load(self, operand: str, extra: str = "") -> str:
+        if operand == "x":
+            self.ledger.update(self.chains["x"])
+            k = self.program.problem.k
+            inside = "" if self.loads * 256 * self.workers == k else ", mask=each_of(k < K, FOUR).broadcast_to(x.shape), other=0"
+            point = "x = x_ptr.to(gl.pointer_type(gl.int32)) + each_of(k // 2, FOUR)"
+            return f"{point} + gl.arange(0, 4, gl.SliceLayout(0, FOUR))[None, :]\npart = gl.load(x{inside})"
+        return super().load(operand, extra)
+
+    def dot(self) -> str:
+        """Two products for each of the two outputs."""
+        self.ledger["part"] += 1
+        return "\n".join(
+            [
+                "x0, x1 = x[j % 2 * 2], x[j % 2 * 2 + 1]",
+                "low = fma2(w[j % FRAGMENTS][0], x0, low) if j % 4 else mul2(w[j % FRAGMENTS][0], x0)",
+                "high = fma2(w[j % FRAGMENTS][1], x0, high) if j % 4 else mul2(w[j % FRAGMENTS][1], x0)",
+                "low = fma2(w[j % FRAGMENTS][2], x1, low)",
+                "high = fma2(w[j % FRAGMENTS][3], x1, high)",
+            ]
+        )
+
+    def scale(self, operand: str) -> str:
+        self.ledger["scaled"] += 1
+        return "a, b = two_of(scales[0])\nscaled = (part[0] * a, part[1] * b)"
+
+    def reduce(self, *names: str) -> str:
+        self.ledger.update(name for name in ("acc", "parts") if name in self.program.graph)
+        return "acc = (acc[0] + scaled[0], acc[1] + scaled[1])"
+
+    def store(self) -> str:
+        """Add the bias, round and write, in the first program of a cluster."""
+        lines = self.added()
+        inside = "(n < N) & (share == 0)" if self.schedule.split_k > 1 else "n < N"
+        return "\n".join([*lines, f"gl.store(y_ptr + n, total.to({self.kind}), mask={inside})"])
