@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import ahead
+import numpy as np
 import oracle
 import pytest
 import torch
-from truth import case, name_of
+from truth import Case, case, name_of
 
 import w4gen
 from w4gen.api import problem_of
@@ -70,6 +71,26 @@ def test_a_long_k_keeps_the_error(form: str, m: int, name: str) -> None:
     it = case(form, m, 1024, 28672)
     assert kernel_of(form, m, 1024, 28672).name == name
     assert it.error(it.layer(it.x)) <= it.limit()
+
+
+SMALL = ["mxfp4_g32_e8m0", "mxfp8_g32_e8m0", "int4_g32_e8m0", "nvfp4", "fp8_e4m3_tensor", "fp8_e5m2_row"]
+
+
+@pytest.mark.parametrize("kind", [F16, BF16], ids=["f16", "bf16"])
+@pytest.mark.parametrize(("n", "k"), [(1024, 1536), (272, 4096), (61, 1000)], ids=str)
+@pytest.mark.parametrize("name", SMALL)
+def test_small_floats_and_scales_that_are_codes_give_the_truth(name: str, n: int, k: int, kind: torch.dtype) -> None:
+    form, rng = named(name), np.random.default_rng(5)
+    parts = oracle.random_parts(rng, oracle.TREES[name], n, k)
+    w = torch.from_numpy(oracle.weight(parts, oracle.TREES[name])).cuda()
+    stored = w4gen.Weight.from_parts({each: torch.from_numpy(array).cuda() for each, array in parts.items()}, form)
+    it = Case(torch.randn(64, k, device="cuda").to(kind), w4gen.Linear(stored), w, None)
+    for m in (1, 2, 8, 9, 16, 32, 64):
+        x = it.x[:m].contiguous()
+        first = it.layer(x)
+        error, most = it.error(first, x), it.limit(m)
+        assert error <= most, f"M={m}: {error:.2e} > {most:.0e}"
+        assert all(torch.equal(it.layer(x), first) for _ in range(40))
 
 
 def heavy(k: int) -> torch.Tensor:
