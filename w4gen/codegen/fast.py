@@ -87,9 +87,9 @@ class HalfPrinter(GluonPrinter):
 
     def __init__(self, program: Program, schedule: Schedule) -> None:
         super().__init__(program, schedule)
-        if self.blocks["m"] != 1 or self.apart or self.how.power:
-            what = "one row of x by whole halves, with a scale of a machine type a step"
-            raise TemplateError(f"gemv_half multiplies {what}, not block_m={self.blocks['m']} of {program.problem.format}: take gemv_mma")
+        if self.blocks["m"] != 1 or self.apart or program.problem.format.minifloat:
+            asked = f"block_m={self.blocks['m']} of {program.problem.format}"
+            raise TemplateError(f"gemv_half multiplies one row of x by whole halves with one scale a step, not {asked}: take gemv_mma")
 
     def calls(self) -> dict[str, Any]:
         split = int(self.schedule.split_k)
