@@ -89,7 +89,7 @@ class HalfPrinter(GluonPrinter):
         super().__init__(program, schedule)
         if self.blocks["m"] != 1 or self.apart or program.problem.format.minifloat:
             asked = f"block_m={self.blocks['m']} of {program.problem.format}"
-            raise TemplateError(f"gemv_half multiplies one row of x by whole halves with one scale a step, not {asked}: take gemv_mma")
+            raise TemplateError(f"gemv_half multiplies one row of x by whole halves of one scale, not {asked}: take gemv_mma")
 
     def calls(self) -> dict[str, Any]:
         split = int(self.schedule.split_k)
