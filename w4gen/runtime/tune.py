@@ -7,7 +7,6 @@ an output of its own that was filled with NaN; a winner must match the reference
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +15,7 @@ from typing import TypeAlias
 
 import torch
 
-from w4gen import ahead, cache, toolchain, tuned
+from w4gen import __version__, ahead, cache, toolchain, tuned
 from w4gen.ahead import Ask, Done
 from w4gen.codegen.render import Kernel
 from w4gen.errors import ScheduleError, ToolchainError
@@ -177,7 +176,7 @@ def kept(question: Question, asks: list[Ask], found: Found, arch: Arch, floor: F
         trials=found.trials,
         date=datetime.date.today().isoformat(),
         triton=toolchain.version(),
-        w4gen=importlib.metadata.version("w4gen"),
+        w4gen=__version__,
         text=cache.address(kernel.source),
     )
     tuned.save(arch.name, [row])
