@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from w4gen.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from w4gen.api import compile, supports

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 import torch
 
-from w4gen import __version__, ahead, cache, toolchain, tuned
+from w4gen import ahead, cache, toolchain, tuned
 from w4gen.ahead import Ask, Done
 from w4gen.codegen.render import Kernel
 from w4gen.errors import ScheduleError, ToolchainError
@@ -33,6 +33,7 @@ from w4gen.schedule.search import Found, search, shares
 from w4gen.schedule.space import candidates, judged
 from w4gen.toolchain import able
 from w4gen.tuned import Row
+from w4gen.version import __version__
 
 log = logging.getLogger("w4gen")
 Floor: TypeAlias = Callable[[int, torch.device, bool], float]
