@@ -91,7 +91,6 @@ st.shared.v4.b32 [at], {$2, $2, $2, $2};
 mov.u32 $0, 0;
 }""")
 PAIR = gl.constexpr("cvt.rn.f16x2.f32 $0, $2, $1;")
-MATRICES = gl.constexpr("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];")
 
 
 @gluon.jit
@@ -122,7 +121,7 @@ def words_at(codes_ptr, first, lane, worker):
 
 
 @gluon.jit
-def scales_at(scale_ptr, first, lane, worker, turn: gl.constexpr):
+def scales_at(scale_ptr, first, lane, worker, turn):
     """Where the scales of a thread's two outputs are."""
     at = first * ROW_SCALES + lane // 4 * 2 + worker * 16
     scales = scale_ptr + each_of(at, TWO) + gl.arange(0, 2, gl.SliceLayout(0, TWO))[None, :] + turn * (WORKERS * 16)
@@ -136,32 +135,6 @@ def two_of(pair):
     a = gl.convert_layout(a, EACH, assert_trivial=True)
     b = gl.convert_layout(b, EACH, assert_trivial=True)
     return a.to(gl.float32), b.to(gl.float32)
-
-
-@gluon.jit
-def load(pointers, worker, layout: gl.constexpr, turn: gl.constexpr):
-    """Load what a thread's pointers point to, where its warp has the turn."""
-    if turn + 1 == STEPS and LAST != WORKERS:
-        there = each_of(worker < LAST, layout).broadcast_to(pointers.shape)
-        return gl.load(pointers, mask=there, other=0, cache_modifier=".cg")
-    else:
-        return gl.load(pointers, cache_modifier=".cg")
-
-
-@gluon.jit
-def step_of(codes, scale_ptr, zero_ptr, first, lane, worker, turn: gl.constexpr):
-    """Ask for a step of a worker: its words, and the scales and zeros that go with them for each 16 outputs."""
-    words = ()
-    scales = ()
-    zeros = ()
-    for row in gl.static_range(ROWS):
-        for quad in gl.static_range(QUADS):
-            at = (turn * WORKERS * QUADS + quad) * WORDS + row * ROW_WORDS
-            words = words + (load(codes + at, worker, FOUR, turn),)
-        at = scales_at(scale_ptr, first, lane, worker, turn) + row * ROW_SCALES
-        scales = scales + (load(at, worker, TWO, turn),)
-        zeros = zeros + (0,)
-    return words, scales, zeros
 
 
 @gluon.jit
@@ -200,16 +173,45 @@ def fill(codebook_ptr, thread):
 
 
 @gluon.jit
+def run(text: gl.constexpr):
+    """An instruction without operands."""
+    gl.inline_asm_elementwise(text + "\nmov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+MATRICES = gl.constexpr("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];")
+
+
+@gluon.jit
+def load(pointers, worker, layout: gl.constexpr, turn: gl.constexpr):
+    """Load what a thread's pointers point to, where its warp has the turn."""
+    if turn + 1 == STEPS and LAST != WORKERS:
+        there = each_of(worker < LAST, layout).broadcast_to(pointers.shape)
+        return gl.load(pointers, mask=there, other=0, cache_modifier=".cg")
+    else:
+        return gl.load(pointers, cache_modifier=".cg")
+
+
+@gluon.jit
+def step_of(codes, scale_ptr, zero_ptr, first, lane, worker, turn: gl.constexpr):
+    """Ask for a step of a worker: its words, and the scales and zeros that go with them for each 16 outputs."""
+    words = ()
+    scales = ()
+    zeros = ()
+    for row in gl.static_range(ROWS):
+        for quad in gl.static_range(QUADS):
+            at = (turn * WORKERS * QUADS + quad) * WORDS + row * ROW_WORDS
+            words = words + (load(codes + at, worker, FOUR, turn),)
+        at = scales_at(scale_ptr, first, lane, worker, turn) + row * ROW_SCALES
+        scales = scales + (load(at, worker, TWO, turn),)
+        zeros = zeros + (0,)
+    return words, scales, zeros
+
+
+@gluon.jit
 def matrices(at):
     """Four 8 x 8 matrices from shared memory; a thread gives the address of a row and gets a pair of each."""
     kinds: gl.constexpr = (gl.int32, gl.int32, gl.int32, gl.int32)
     return gl.inline_asm_elementwise(MATRICES, "=r,=r,=r,=r,r", [at], dtype=kinds, is_pure=False, pack=1)
-
-
-@gluon.jit
-def run(text: gl.constexpr):
-    """An instruction without operands."""
-    gl.inline_asm_elementwise(text + "\nmov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 PIECE = gl.constexpr(TILES * 1024)  # bytes of 64 k of x

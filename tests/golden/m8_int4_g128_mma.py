@@ -46,7 +46,6 @@ mov.b32 b, 0xd480d480;
 mov.b32 a, 0x2c002c00;
 fma.rn.f16x2 $3, $3, a, b;
 }""")
-MATRICES = gl.constexpr("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];")
 
 
 @gluon.jit
@@ -77,7 +76,7 @@ def words_at(codes_ptr, first, lane, worker):
 
 
 @gluon.jit
-def scales_at(scale_ptr, first, lane, worker, turn: gl.constexpr):
+def scales_at(scale_ptr, first, lane, worker, turn):
     """Where the scales of a thread's two outputs are."""
     at = first * ROW_SCALES + lane // 4 * 2 + worker * 16
     scales = scale_ptr + each_of(at, TWO) + gl.arange(0, 2, gl.SliceLayout(0, TWO))[None, :] + turn * (WORKERS * 16)
@@ -91,6 +90,33 @@ def two_of(pair):
     a = gl.convert_layout(a, EACH, assert_trivial=True)
     b = gl.convert_layout(b, EACH, assert_trivial=True)
     return a.to(gl.float32), b.to(gl.float32)
+
+
+@gluon.jit
+def values_of(word):
+    """The values of a word's codes in pairs of neighbouring k."""
+    kinds: gl.constexpr = (gl.int32, gl.int32, gl.int32, gl.int32)
+    return gl.inline_asm_elementwise(DECODE, "=&r,=&r,=&r,=&r,r", [word], dtype=kinds, is_pure=True, pack=1)
+
+
+@gluon.jit
+def fragments_of(words, zeros, full):
+    """The left operands of a quad's matrix instructions, one for each 16 of k: pairs of n and n + 8, then of k + 8."""
+    w = four_of(words)
+    v0 = values_of(w[0])
+    v1 = values_of(w[1])
+    v2 = values_of(w[2])
+    v3 = values_of(w[3])
+    return v0, v1, v2, v3
+
+
+@gluon.jit
+def run(text: gl.constexpr):
+    """An instruction without operands."""
+    gl.inline_asm_elementwise(text + "\nmov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+MATRICES = gl.constexpr("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];")
 
 
 @gluon.jit
@@ -120,34 +146,10 @@ def step_of(codes, scale_ptr, zero_ptr, first, lane, worker, turn: gl.constexpr)
 
 
 @gluon.jit
-def values_of(word):
-    """The values of a word's codes in pairs of neighbouring k."""
-    kinds: gl.constexpr = (gl.int32, gl.int32, gl.int32, gl.int32)
-    return gl.inline_asm_elementwise(DECODE, "=&r,=&r,=&r,=&r,r", [word], dtype=kinds, is_pure=True, pack=1)
-
-
-@gluon.jit
-def fragments_of(words, zeros, full):
-    """The left operands of a quad's matrix instructions, one for each 16 of k: pairs of n and n + 8, then of k + 8."""
-    w = four_of(words)
-    v0 = values_of(w[0])
-    v1 = values_of(w[1])
-    v2 = values_of(w[2])
-    v3 = values_of(w[3])
-    return v0, v1, v2, v3
-
-
-@gluon.jit
 def matrices(at):
     """Four 8 x 8 matrices from shared memory; a thread gives the address of a row and gets a pair of each."""
     kinds: gl.constexpr = (gl.int32, gl.int32, gl.int32, gl.int32)
     return gl.inline_asm_elementwise(MATRICES, "=r,=r,=r,=r,r", [at], dtype=kinds, is_pure=False, pack=1)
-
-
-@gluon.jit
-def run(text: gl.constexpr):
-    """An instruction without operands."""
-    gl.inline_asm_elementwise(text + "\nmov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 PIECE = gl.constexpr(TILES * 1024)  # bytes of 64 k of x

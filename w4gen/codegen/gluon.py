@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import takewhile
 from typing import Any
 
 from w4gen.codegen import ptx, tl
@@ -13,7 +14,7 @@ from w4gen.errors import TemplateError
 from w4gen.ir import decode as d
 from w4gen.ir.groups import beside
 from w4gen.ir.program import Program
-from w4gen.ir.tile import Block, Convert, Dot, Reduce, Repeat, RunOn, Slice
+from w4gen.ir.tile import Block, Convert, Dot, Op, Reduce, Repeat, RunOn, Slice
 from w4gen.ir.types import F32
 from w4gen.schedule.arch import M16K16
 from w4gen.schedule.schedule import Schedule
@@ -223,7 +224,7 @@ class GluonPrinter(Printer):
             whole = self.grouped["scale"]
             lines = [in_gluon(line) for line in self.whole_scale(whole)]
             return "\n".join([*lines, f"return {tl.variable(whole)}.to(gl.float32)"])
-        self.ledger.update(self.parted("w")[1])
+        self.ledger.update(takewhile(lambda name: "scale" not in self.program.operands(name), self.parted("w")[1]))
         lines, decoded = ["w = four_of(words)"], [f"values_of({', '.join([f'w[{word}]', *self.extra])})" for word in range(4)]
         if self.pairs >= 4:
             lines += [f"v{word} = {text}" for word, text in enumerate(decoded)]
@@ -236,12 +237,18 @@ class GluonPrinter(Printer):
     def settle(self, template: str) -> None:
         """The ledger; and the nodes whose lines are the same in every kernel must be just those."""
         super().settle(template)
-        split = int(self.schedule.split_k)
-        sums = {"acc": Reduce((), "step")} if split == 1 else {"parts": Reduce((), "step", split), "acc": Reduce(("part",))}
-        for name, op in {"part": self.DOT, "scale.at": Slice((Block("k", drop=True),)), "scaled": Convert(), **sums}.items():
+        for name, op in self.fixed().items():
             found, element = self.program.op(name), self.program.tile(name).element
             if found != op or (name != "scale.at" and element != F32):
                 raise TemplateError(f"{template} prints {name} as {op}, in f32, not as {found} in {element}")
+
+    def fixed(self) -> dict[str, Op]:
+        """The nodes whose lines are the same in every kernel."""
+        split = int(self.schedule.split_k)
+        sums: dict[str, Op] = {"acc": Reduce((), "step")}
+        if split > 1:
+            sums = {"parts": Reduce((), "step", split), "acc": Reduce(("part",))}
+        return {"part": self.DOT, "scale.at": Slice((Block("k", drop=True),)), "scaled": Convert(), **sums}
 
     @property
     def kind(self) -> str:

@@ -15,6 +15,7 @@ from w4gen.codegen import tl
 from w4gen.codegen.blocks import DensePrinter, GemmPrinter
 from w4gen.codegen.fast import HalfPrinter, MmaPrinter
 from w4gen.codegen.printer import Printer
+from w4gen.codegen.wgmma import WgmmaPrinter
 from w4gen.errors import ShapeError, TemplateError
 from w4gen.formats import is_named
 from w4gen.ir.lower import lower
@@ -93,6 +94,7 @@ PRINTERS = {
     "dequant": DensePrinter,
     "gemv_mma": MmaPrinter,
     "gemv_half": HalfPrinter,
+    "gemm_wgmma": WgmmaPrinter,
 }
 """What fills each template."""
 
@@ -157,6 +159,7 @@ GRIDS = {
     "gemm": ("m", "n", "part"),
     "gemv_mma": ("n", "m"),
     "gemv_half": ("n",),
+    "gemm_wgmma": ("m", "n", "part"),
     "dequant": ("k", "n"),
     "add_parts": ("y",),
 }

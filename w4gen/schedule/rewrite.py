@@ -273,7 +273,16 @@ def dequantize(program: Program) -> Program:
     return rewrite(program, {"acc": dot})
 
 
-def tile(program: Program, walked: str, size: int, n: int, m: int = 0, split: int = 1, sum_at: Space = Space.GLOBAL) -> Program:
+def tile(
+    program: Program,
+    walked: str,
+    size: int,
+    n: int,
+    m: int = 0,
+    split: int = 1,
+    sum_at: Space = Space.GLOBAL,
+    x_at: Space = Space.REGISTER,
+) -> Program:
     """Cut into blocks: n and m over the grid, `walked` (lane, word or k itself) over steps, dealt out to `split` programs.
 
     What does not divide is padded first, which prints as a mask. With m=0 only the weight is cut, along n and k of the grid.
@@ -287,7 +296,8 @@ def tile(program: Program, walked: str, size: int, n: int, m: int = 0, split: in
             source = padded(
                 b, f"{short}.rows", source, **{each.axis: ceil_to(held.sizes[each.axis], each.size) for each in taken}
             )
-            return b.add(f"{short}.tile", Slice(tuple(taken)), {"of": source}, held.element)
+            place = x_at if short == "x" else Space.REGISTER
+            return b.add(f"{short}.tile", Slice(tuple(taken)), {"of": source}, held.element, place)
 
         return emit
 

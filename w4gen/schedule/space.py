@@ -50,7 +50,7 @@ def candidates(program: Program, arch: Arch, m: int) -> list[Candidate]:
 def judged(program: Program, schedule: Schedule, arch: Arch, m: int) -> Candidate:
     """A schedule, applied and verified: its predicted time, or why it is not legal."""
     try:
-        scheduled = verify(apply(program, schedule, arch), arch, schedule.warps)
+        scheduled = verify(apply(program, schedule, arch), arch, schedule.warps * schedule.teams, schedule.ring)
     except W4Error as error:
         return Candidate(schedule, refused=str(error))
     refused = beyond(program.problem, schedule, arch)
