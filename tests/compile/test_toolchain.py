@@ -23,8 +23,9 @@ SHAPES = {
     "eight rows": "8x4096x4096",
     "gemm 16": "16x8192x4096",
     "gemm 64": "64x4096x4096",
-    "gemm large": "128x8192x28672",
-    "dequant": "512x4096x4096",
+    "gemm large": "64x8192x28672",
+    "many rows": "512x4096x4096",
+    "dequant": "4096x4096x4096",
 }
 
 
@@ -263,7 +264,52 @@ def test_more_rows_use_the_matrix_cores_with_w_in_registers(shape: str) -> None:
     )
 
 
-@pytest.mark.parametrize("shape", ["16x8192x4096", "64x1536x256", "128x8192x28672"])
+MANY = [
+    ("128x28672x8192", "int4_g128", "float16"),
+    ("128x4096x4096", "uint4_g128_z", "bfloat16"),
+    ("256x28672x8192", "int4_g128", "bfloat16"),
+    ("256x8192x28672", "int4_g32", "float16"),
+    ("512x1536x1536", "int8_g128", "float16"),
+    ("64x4096x14336", "int2_g128", "float16"),
+]
+
+
+@pytest.mark.parametrize(("shape", "form", "dtype"), MANY, ids=label)
+def test_many_rows_on_warps_that_multiply_apart(shape: str, form: str, dtype: str) -> None:
+    """Codes come in wide loads and go to the instruction in the registers they are decoded in; x is all that is copied."""
+    kernel = w4gen.compile(shape, form, dtype=dtype, arch="sm_90")
+    assert kernel.name == "gemm_wgmma"
+    binary = toolchain.build(kernel, ARCHES["sm_90"])["gemm_wgmma"]
+    assert (binary.spills, binary.shared_bytes <= ARCHES["sm_90"].shared_bytes) == (0, True)
+    lines = binary.text("sass").splitlines()
+    schedule, format = kernel.schedule, kernel.problem.format
+    assert count(lines, "HGMMA") == schedule.teams * schedule.block_k // 16
+    quads = schedule.block_k * format.bits // 256
+    words = schedule.teams * quads * (schedule.stages + 1)
+    assert count(lines, r"LDG\.\S*\.128\b") == words, "asked for ahead, and again in the loop"
+    last = max(index for index, line in enumerate(lines) if re.search(r"\bHGMMA", line))
+    assert not count(lines[:last], "SHFL|STL|LDL|I2F")
+    assert count(lines, r"LDGSTS\.") == schedule.block_m * schedule.block_k // 1024, "16 bytes of x a thread"
+
+
+@pytest.mark.parametrize(("shape", "form", "dtype"), MANY, ids=label)
+def test_what_wgmma_reads_is_not_written_while_it_may(shape: str, form: str, dtype: str) -> None:
+    """The hazard of docs/kernels.md: from an instruction on, until all are waited for, nothing writes a register it reads."""
+    lines = sass(w4gen.compile(shape, form, dtype=dtype, arch="sm_90"))
+    seen, reading = 0, set()
+    for line in lines:
+        if found := re.search(r"\bHGMMA\.\S+ R\d+, R(\d+), ", line):
+            reading |= {int(found[1]) + i for i in range(4)}
+            seen += 1
+        elif "WARPGROUP.DEPBAR" in line:
+            reading = set()
+        elif reading and (wrote := re.search(r"\*/\s+(?:@!?U?P\d+ )?([A-Z0-9_.]+) R(\d+),", line)):
+            wide = 4 if ".128" in wrote[1] else 2 if "WIDE" in wrote[1] or ".64" in wrote[1] else 1
+            assert not reading & {int(wrote[2]) + i for i in range(wide)}, line
+    assert seen
+
+
+@pytest.mark.parametrize("shape", ["16x8192x4096", "64x8192x8192", "64x4096x4096"])
 def test_a_sum_is_never_carried_through_a_dot_of_decoded_registers(shape: str) -> None:
     """The hazard of docs/kernels.md: with w on the left, each dot starts a sum of its own."""
     source = w4gen.compile(shape, arch="sm_90").source

@@ -97,6 +97,20 @@ FAST_MMA = Schedule(template="gemv_mma", block_m=8, block_n=16, block_k=128, uni
 FAST_HALF = Schedule(
     template="gemv_half", block_n=16, block_k=128, unit="halves", split_k=3, sum_at="shared", stages=3, overlap=1
 )
+MANY = Schedule(
+    template="gemm_wgmma",
+    block_m=128,
+    block_n=128,
+    block_k=128,
+    unit="mma",
+    side="left",
+    scale_at="weight",
+    x_at="shared",
+    teams=2,
+    stages=2,
+    ring=6,
+    overlap=1,
+)
 DENSE = {"m": (129, 2**31 - 1), "n": 250, "format": named("uint4_g64_m")}
 QUESTIONS: dict[str, tuple[str, dict[str, object], Schedule | None]] = {
     "gemv": ("gemv", {}, None),
@@ -107,6 +121,8 @@ QUESTIONS: dict[str, tuple[str, dict[str, object], Schedule | None]] = {
     "mma, scales apart": ("gemv_mma", {"m": (2, 8), "format": named("nvfp4")}, FAST_MMA),
     "half": ("gemv_half", {"bias": True}, FAST_HALF),
     "half, no cluster": ("gemv_half", {}, replace(FAST_HALF, split_k=1, sum_at="global")),
+    "many": ("gemm_wgmma", {"m": (65, 128), "bias": True}, MANY),
+    "many in parts": ("gemm_wgmma", {"m": (65, 128), "bias": True}, replace(MANY, split_k=2)),
 }
 CALLS = {
     ("gemv", '{{ load("x") }}'): "x.tile",
@@ -129,7 +145,6 @@ CALLS = {
     ("gemm in parts", "{{ dot() }}"): "part",
     ("gemm in parts", '{{ reduce("parts" if has("parts") else "acc") }}'): "parts",
     ("gemm in parts", "{{ store() }}"): "parts",
-    ("gemm in parts", "{{ finish() }}"): "acc",
     ("dequant", '{{ load("w") }}'): "codes.view",
     ("dequant", '{{ load("scale") }}'): "scale.tile",
     ("dequant", '{{ decode("w") }}'): "w.value",
@@ -149,10 +164,21 @@ CALLS = {
     ("half", "{{ store() }}"): "bias.tile",
     ("half, no cluster", '{{ reduce("acc") }}'): "acc",
     ("half, no cluster", "{{ store() }}"): "y",
+    ("many", '{{ load("x") }}'): "x.tile",
+    ("many", "{{ dot() }}"): "part",
+    ("many", '{{ reduce("parts" if has("parts") else "acc") }}'): "acc",
+    ("many", "{{ store() }}"): "bias.tile",
+    ("many in parts", '{{ reduce("parts" if has("parts") else "acc") }}'): "parts",
 }
 SHARED_CALLS = {'{{ load("w") }}': "codes.view", '{{ load("scale") }}': "scale.view", '{{ decode("w") }}': "w.value"}
-"""Calls that both fast templates make in what they include."""
-PARTS = ("fragments.jinja", "scales.jinja")
+"""Calls that the fast templates make in what they include."""
+INCLUDED = [(call, node, each) for call, node in SHARED_CALLS.items() for each in ("mma", "mma, scales apart", "half", "many")]
+INCLUDED += [
+    ('{{ scale("w") }}', "w", "many"),
+    ("{{ finish() }}", "acc", "gemm in parts"),
+    ("{{ finish() }}", "acc", "many in parts"),
+]
+PARTS = ("fragments.jinja", "scales.jinja", "left.jinja", "parts.jinja")
 
 
 def calls() -> list[object]:
@@ -180,10 +206,11 @@ def test_a_repeated_call_is_an_error_that_names_the_node(question: str, call: st
         rendered(asked(**problem), schedule, changed(f"{line}\n", f"{line}\n{line}\n", template))
 
 
-@pytest.mark.parametrize("question", ["mma", "mma, scales apart", "half"])
-@pytest.mark.parametrize("call", SHARED_CALLS)
+@pytest.mark.parametrize(("call", "node", "question"), INCLUDED)
 @pytest.mark.parametrize("times", [0, 2])
-def test_a_dropped_or_repeated_call_of_an_included_part_is_an_error(times: int, call: str, question: str, tmp_path: Path) -> None:
+def test_a_dropped_or_repeated_call_of_an_included_part_is_an_error(
+    times: int, call: str, node: str, question: str, tmp_path: Path
+) -> None:
     template, problem, schedule = QUESTIONS[question]
     for part in paths.templates().glob("*.jinja"):
         shutil.copy(part, tmp_path)
@@ -195,7 +222,7 @@ def test_a_dropped_or_repeated_call_of_an_included_part_is_an_error(times: int, 
     assert any(call in (paths.templates() / part).read_text() for part in PARTS), (
         f"{call!r} is in none of {PARTS}: change this test"
     )
-    with pytest.raises(TemplateError, match=rf"{template}\.py\.jinja prints {SHARED_CALLS[call]} .* {times} times, not 1"):
+    with pytest.raises(TemplateError, match=rf"{template}\.py\.jinja prints {node} .* {times} times, not 1"):
         rendered(asked(**problem), schedule, tmp_path)
 
 
@@ -237,7 +264,9 @@ def test_a_template_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_schedule_without_a_printer_is_an_error() -> None:
-    with pytest.raises(TemplateError, match="no printer for a template gemw: there are gemv, gemm, dequant, gemv_mma, gemv_half"):
+    with pytest.raises(
+        TemplateError, match="no printer for a template gemw: there are gemv, gemm, dequant, gemv_mma, gemv_half, gemm_wgmma"
+    ):
         rendered(asked(), template="gemw")
 
 
@@ -487,11 +516,32 @@ HALF_CHANGES = {
     "stages": ({}, {"stages": 1, "split_k": 1, "sum_at": "global"}),
 }
 
+MANY_CHANGES: dict[str, tuple[dict[str, object], dict[str, object]]] = {
+    "n": ({"n": 384}, {}),
+    "k": ({"k": 2048}, {}),
+    "m": ({"m": (66, 128)}, {}),
+    "bits": ({"format": named("int2_g128")}, {}),
+    "group": ({"format": named("int4_g64")}, {}),
+    "zeros": ({"format": named("uint4_g128_z")}, {}),
+    "x": ({"x": BF16, "y": BF16}, {}),
+    "scale type": ({"x": BF16, "y": BF16, "format": replace(named("int4_g128"), scale=BF16)}, {}),
+    "bias": ({"bias": True}, {}),
+    "block_m": ({}, {"block_m": 64}),
+    "block_n": ({}, {"block_n": 64, "teams": 1}),
+    "block_k": ({}, {"block_k": 64}),
+    "split_k": ({}, {"split_k": 1}),
+    "stages": ({}, {"stages": 1}),
+    "ring": ({}, {"ring": 4}),
+    "maxnreg": ({}, {"maxnreg": 80}),
+    "overlap": ({}, {"overlap": 0}),
+}
+
 
 NOT_IN_BODY = {"gemv": {"warps", "stages", "scale type", "padded rows"}}
 NOT_IN_BODY["gemm"] = {"m", "stages", "maxnreg", "scale type", "warps"}
 NOT_IN_BODY["dequant"] = {"m", "bias", "warps", "scale type"}
 NOT_IN_BODY["gemv_mma"] = NOT_IN_BODY["gemv_half"] = {"maxnreg", "scale type"}
+NOT_IN_BODY["gemm_wgmma"] = {"m"}
 """Facts of the launch (the types of pointers are Triton's to find out), or of rows that are never read."""
 
 
@@ -510,6 +560,7 @@ def every_kernel(template: str) -> dict[str, Kernel]:
         "gemm": ((17, 32), SPLIT, GEMM_CHANGES),
         "gemv_mma": ((2, 8), FAST_MMA, MMA_CHANGES),
         "gemv_half": ((1, 1), FAST_HALF, HALF_CHANGES),
+        "gemm_wgmma": ((65, 128), replace(MANY, split_k=2), MANY_CHANGES),
         "dequant": ((129, 2**31 - 1), pick(lower(asked(m=(129, 2**31 - 1))), PORTABLE), DENSE_CHANGES),
     }[template]
     changed = {what: rendered(asked(**{"m": m, **p}), replace(base, **s)) for what, (p, s) in changes.items()}
@@ -683,7 +734,7 @@ def test_rendered_text_is_python_without_holes(m: tuple[int, int], name: str, x:
 def test_no_sum_is_carried_through_a_dot_with_w_on_the_left(target: str, name: str, x: object) -> None:
     """The hazard of docs/kernels.md: the next decoding would overwrite registers that an instruction still reads."""
     arch = replace(ARCHES[target], features=ARCHES[target].features - {"gluon"})
-    for m, (n, k) in itertools.product(BUCKETS[:-1], [(256, 1536), (47, 2100), (28672, 8192)]):
+    for m, (n, k) in itertools.product([each for each in BUCKETS if each[1] <= 128], [(256, 1536), (47, 2100), (28672, 8192)]):
         kernel = rendered(asked(m=m, n=n, k=k, format=named(name), x=x, y=x), arch=arch)
         assert kernel.name == "gemm"
         tree = ast.parse(kernel.source)
@@ -728,8 +779,9 @@ PIECES = {
     ("dequant", (129, 2**31 - 1)): [("dequant", (("k", 512), ("n", 4)))],
     ("gemv_mma", (2, 8)): [("gemv_mma", (("n", 16), ("m", 8)))],
     ("gemv_half", (1, 1)): [("gemv_half", (("n", 16),))],
+    ("gemm_wgmma", (65, 128)): [("gemm_wgmma", (("m", 64), ("n", 128), ("part", 1))), ("add_parts", (("y", 1024),))],
 }
-HOME = {"gemv": PORTABLE, "gemm": PLAIN, "dequant": PORTABLE, "gemv_mma": SM_90, "gemv_half": SM_90}
+HOME = {"gemv": PORTABLE, "gemm": PLAIN, "dequant": PORTABLE, "gemv_mma": SM_90, "gemv_half": SM_90, "gemm_wgmma": SM_90}
 
 
 @pytest.mark.parametrize(("template", "m"), PIECES, ids=str)
@@ -745,6 +797,7 @@ def test_a_kernel_says_its_functions_and_their_grids(template: str, m: tuple[int
             "dequant": [{"dense", "codes", "scale"}],
             "gemv_mma": [{"y", "x", "codes", "scale", "bias", "m_count"}],
             "gemv_half": [{"y", "x", "codes", "scale", "bias", "m_count"}],
+            "gemm_wgmma": [{"parts", "x", "codes", "scale", "m_count"}, {"y", "parts", "bias", "m_count"}],
         }[template]
     )
 
@@ -815,3 +868,27 @@ def test_no_test_of_this_folder_imports_torch() -> None:
 
 def test_ruff_is_there_for_the_goldens() -> None:
     assert shutil.which("ruff") or (Path(sys.executable).parent / "ruff").exists()
+
+
+@pytest.mark.parametrize(
+    ("problem", "changes", "message"),
+    [
+        ({"format": named("nf4_g64")}, {}, "gemm_wgmma multiplies pairs of weights by pairs of scales in f16"),
+        ({"format": named("e2m1_g64")}, {}, "gemm_wgmma multiplies pairs of weights by pairs of scales in f16"),
+        ({"format": replace(named("int4_g128"), scale=F32)}, {}, "which do not hold those of"),
+        ({}, {"warps": 8}, "gemm_wgmma has teams of 4 warps for 64 outputs, not warps=8 teams=2 block_n=128"),
+        ({}, {"teams": 1}, "gemm_wgmma has teams of 4 warps for 64 outputs, not warps=4 teams=1 block_n=128"),
+        ({}, {"x_at": "register"}, "gemm_wgmma keeps x in shared memory: take x_at=shared"),
+        ({"format": named("uint4_g32_z")}, {}, "gemm_wgmma takes one zero for 64 inputs, not for 32: take gemm"),
+        ({"format": named("int4_g128"), "k": 1500}, {"block_k": 64}, ""),
+        ({"format": replace(named("int4_g128"), group=192)}, {}, "group 192 and block_k=128: take a block_k that divides it"),
+    ],
+    ids=str,
+)
+def test_what_many_rows_on_wgmma_refuses(problem: dict[str, object], changes: dict[str, object], message: str) -> None:
+    question = asked(**({"m": (65, 128)} | problem))
+    if not message:
+        assert rendered(question, MANY, **changes).name == "gemm_wgmma"
+        return
+    with pytest.raises(TemplateError, match=re.escape(message)):
+        rendered(question, MANY, **changes)

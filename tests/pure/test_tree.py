@@ -50,7 +50,7 @@ def test_programs_of_trees_give_the_truth(name: str, n: int, k: int, m: tuple[in
     program, truth = lower(problem), oracle.linear(x, w)
     data = parts | tables | {"x": x}
     schedule = pick(program, PORTABLE)
-    scheduled = verify(apply(program, schedule, PORTABLE), PORTABLE, schedule.warps)
+    scheduled = verify(apply(program, schedule, PORTABLE), PORTABLE, schedule.warps * schedule.teams)
     half, least = oracle.HALF_UNIT["f16"], oracle.typical(x, w)
     assert oracle.error(interpret(program, data), truth, least) <= 1.01 * half
     assert oracle.error(interpret(scheduled, data), truth, least) <= 2.01 * half

@@ -255,11 +255,11 @@ class GluonPrinter(Printer):
         """The type of y."""
         return tl.type_of(self.program.tile(self.out)).replace("tl.", "gl.")
 
-    def added(self) -> list[str]:
-        """Lines that add the bias to `total`."""
+    def added(self, n: str = "n", total: str = "total", spread: str = "") -> list[str]:
+        """Lines that add the bias of outputs `n` to `total`."""
         roles = self.program.operands(self.out)
         self.ledger[self.out] += 1
         if "bias" not in roles:
             return []
         self.ledger.update(tl.chain(self.program, roles["bias"]))
-        return ["bias = gl.load(bias_ptr + n, mask=n < N, other=0.0)", "total += bias.to(gl.float32)"]
+        return [f"bias = gl.load(bias_ptr + {n}, mask={n} < N, other=0.0)", f"{total} += bias.to(gl.float32){spread}"]

@@ -11,6 +11,7 @@ from w4gen.codegen.printer import constants
 from w4gen.errors import TemplateError
 from w4gen.ir.program import Program
 from w4gen.ir.tile import Dot, Op, Space
+from w4gen.schedule.many import SCALES
 from w4gen.schedule.rewrite import padded_group
 from w4gen.schedule.schedule import Schedule
 
@@ -29,11 +30,10 @@ class WgmmaPrinter(SumsPrinter, GluonPrinter):
     def __init__(self, program: Program, schedule: Schedule) -> None:
         super().__init__(program, schedule)
         problem = program.problem
-        scale = program.tile(self.grouped["scale"]).element
-        if self.looked_up or self.how.power or self.apart or scale != problem.x:
+        if self.looked_up or self.how.power or self.apart or program.tile(self.grouped["scale"]).element not in SCALES[problem.x]:
             raise TemplateError(
-                f"gemm_wgmma multiplies pairs of weights by pairs of scales: {problem.format.label} has scales in {scale}, or "
-                f"values that no pair of {problem.x} holds, so take gemm"
+                f"gemm_wgmma multiplies pairs of weights by pairs of scales in {problem.x}, which do not hold those of "
+                f"{problem.format.label}: take gemm"
             )
         if schedule.warps != 4 or schedule.teams * self.OUTPUTS != self.blocks["n"]:
             asked = f"warps={schedule.warps} teams={schedule.teams} block_n={self.blocks['n']}"
@@ -56,13 +56,20 @@ class WgmmaPrinter(SumsPrinter, GluonPrinter):
     @property
     def registers(self) -> list[int]:
         """Registers a thread of each further group of warps: those that bring x need few, and give theirs away."""
-        teams, bring = int(self.schedule.teams), 56 if self.blocks["m"] > 128 else 40
+        teams, bring = int(self.schedule.teams), 72 if self.blocks["m"] > 128 else 40
         multiply = ((int(self.schedule.maxnreg) or self.LIMIT) * (teams + 1) - bring) // teams // 8 * 8
         return [multiply] * (teams - 1) + [bring]
 
     def calls(self) -> dict[str, Any]:
         half = f"gl.{tl.TYPES[self.how.dtype.name].removeprefix('tl.')}"
-        return super().calls() | {"half": half, "registers": self.registers, "finish": self.finish}
+        out = "parts_ptr" if "parts" in self.program.graph else "y_ptr"
+        return super().calls() | {
+            "out": out,
+            "half": half,
+            "summed": self.summed,
+            "registers": self.registers,
+            "finish": self.finish,
+        }
 
     def constants(self) -> str:
         """Sizes of the problem, of a step and of what is in flight."""
@@ -99,31 +106,46 @@ class WgmmaPrinter(SumsPrinter, GluonPrinter):
 
     def dot(self) -> str:
         self.ledger["part"] += 1
-        return "acc = warpgroup_mma(left[piece], ring.index(slot * PIECES + piece).permute((1, 0)), acc, is_async=True)"
+        return "acc = hopper.warpgroup_mma(left[piece], ring.index(slot * PIECES + piece).permute((1, 0)), acc, is_async=True)"
+
+    @property
+    def summed(self) -> bool:
+        """Whether a scale is the sum of two numbers of x's type."""
+        return self.program.tile(self.grouped["scale"]).element != self.program.problem.x
 
     def scale(self, operand: str) -> str:
-        """Multiply the pairs of n, and of n + 8, by their scales: products of two numbers of x's type, rounded once."""
+        """Multiply the pairs of n, and of n + 8, by their scales, rounding once.
+
+        A scale of more bits is a sum, of which the products with the smaller part come first: they are exact, or 2**-16 off.
+        """
         self.ledger["w"] += 1
-        return "a, b = pair_of(a), pair_of(b)\nw = (mul2(w[0], a), mul2(w[1], b), mul2(w[2], a), mul2(w[3], b))"
+        if not self.summed:
+            return "a, b = pair_of(a), pair_of(b)\nw = (mul2(w[0], a), mul2(w[1], b), mul2(w[2], a), mul2(w[3], b))"
+        half = tl.type_of(self.program.tile("x")).replace("tl.", "gl.")
+        lines = [f"{name}_rest = pair_of({name} - {name}.to({half}).to(gl.float32))" for name in "ab"]
+        each = [f"fma2(w[{i}], {name}, mul2(w[{i}], {name}_rest))" for i, name in enumerate("abab")]
+        return "\n".join([*lines, "a, b = pair_of(a), pair_of(b)", f"w = ({', '.join(each)})"])
 
     def reduce(self, *names: str) -> str:
         """Wait for the products; what they are computed from stays in its registers until then."""
         self.written += "parts" in self.program.graph
         self.ledger[names[0]] += 1
         left = ", ".join(f"left[{piece}]" for piece in range(self.step_k // 64))
-        return f"done = warpgroup_mma_wait(0, deps=[acc, {left}])\nacc = done[0]"
+        return f"done = hopper.warpgroup_mma_wait(0, deps=[acc, {left}])\nacc = done[0]"
 
     def store(self) -> str:
         """Add the bias, round and write; or write the partial sums."""
-        split = "parts" in self.program.graph
-        lines = []
+        split, lines = "parts" in self.program.graph, []
+        value, place = "acc", "(share.to(gl.int64) * m_count + start)"
         if not split:
-            lines += ["n = row * 64 + gl.arange(0, 64, gl.SliceLayout(1, PRODUCT))", "total = acc", *self.added()]
-            lines = [line.replace("total += bias.to(gl.float32)", "acc += bias.to(gl.float32)[:, None]") for line in lines]
-        value, place = ("acc", "(share.to(gl.int64) * m_count + start)") if split else (f"acc.to({self.kind})", "start.to(gl.int64)")
+            lines = [
+                "column = row * 64 + gl.arange(0, 64, gl.SliceLayout(1, PRODUCT))",
+                *self.added("column", "acc", "[:, None]"),
+            ]
+            value, place = f"acc.to({self.kind})", "start.to(gl.int64)"
         return "\n".join(
             [
-                *lines,
+                *(lines if len(lines) > 1 else []),
                 "n = row * 64 + gl.arange(0, 64, gl.SliceLayout(1, STORE))[:, None]",
                 "m = gl.arange(0, BLOCK_M, gl.SliceLayout(0, STORE))[None, :]",
                 f"at = {place} * N + (m * N + n)",

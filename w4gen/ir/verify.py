@@ -63,7 +63,10 @@ def repeated(program: Program, name: str) -> int:
 
 
 def verify(program: Program, limits: Limits, warps: int, ring: int = 1) -> Program:
-    """The program itself where it is legal, with `ring` of each tile in shared memory. Raises `ScheduleError` that names the node, the limit and the way out."""
+    """The program itself where it is legal, with `ring` of each tile in shared memory.
+
+    Raises `ScheduleError` that names the node, the limit and the way out.
+    """
     for name in program:
         given = set(program.operands(name))
         if given not in roles(program.op(name)):

@@ -13,10 +13,11 @@ from w4gen.ir.types import F16, F32, DType, Format
 from w4gen.schedule import rewrite
 from w4gen.schedule.apply import fits, short, words_summed
 from w4gen.schedule.arch import GRID, Arch
+from w4gen.schedule.many import many
 from w4gen.schedule.schedule import Schedule
-from w4gen.schedule.stored import fragment_order, layout_for
+from w4gen.schedule.stored import layout_for, readable
 
-BUCKETS = ((1, 1), (2, 8), (9, 16), (17, 32), (33, 64), (65, 128), (129, 256), (257, 512), (513, 4096), (4097, 2**31 - 1))
+BUCKETS = ((1, 1), (2, 8), (9, 16), (17, 32), (33, 64), (65, 128), (129, 256), (257, 512), (513, 2048), (2049, 2**31 - 1))
 """Ranges of M that share one kernel."""
 
 
@@ -32,10 +33,9 @@ def pick(program: Program, arch: Arch) -> Schedule:
     low, high = problem.m
     if problem.m == EVERY:
         return _alike(problem, layout, arch)
-    many = _many(problem, layout, arch)
-    if many is not None:
-        return many
-    if low > FUSED or (arch.fragment is None and low > 1) or not _readable(layout, problem.format, arch):
+    if (chosen := many(problem, layout, arch)) is not None:
+        return chosen
+    if low > FUSED or (arch.fragment is None and low > 1) or not readable(layout, problem.format, arch):
         return _dense(problem, layout)
     if layout.narrowest.row_units() is None:
         return _fast(problem, layout, arch) or _gemm(problem, layout, arch)
@@ -50,13 +50,13 @@ def ways(program: Program, arch: Arch) -> tuple[Schedule, ...]:
     layout = problem.layout or layout_for(problem.format, arch, problem.n, problem.k)
     if layout.narrowest.row_units() is not None:
         return _gemv(problem, layout, arch), _dense(problem, layout)
-    fast = _fast(problem, layout, arch)
-    return *([fast] if fast else []), _gemm(problem, layout, arch), _dense(problem, layout)
+    fast = [each for each in (many(problem, layout, arch), _fast(problem, layout, arch)) if each]
+    return *fast, _gemm(problem, layout, arch), _dense(problem, layout)
 
 
 def _alike(problem: Problem, layout: Layout, arch: Arch) -> Schedule:
     """One schedule for every M: whichever tile a row is in, matrix cores add up its products in the same order of k."""
-    if arch.fragment is None or not _readable(layout, problem.format, arch):
+    if arch.fragment is None or not readable(layout, problem.format, arch):
         chosen = _dense(problem, layout)
     elif layout.narrowest.row_units() is None:
         chosen = replace(_gemm(replace(problem, m=(17, 32)), layout, arch), split_k=1)
@@ -79,19 +79,8 @@ def _gemv(problem: Problem, layout: Layout, arch: Arch) -> Schedule:
     return chosen
 
 
-def _readable(layout: Layout, format: Format, arch: Arch) -> bool:
-    """Whether a template that multiplies reads a layout: rows, or blocks in the very order of the arch's fragments."""
-    if layout.row_units() is not None:
-        return True
-    sizes = layout.size("n"), layout.size("k")
-    return arch.fragment is not None and layout == fragment_order(format, arch.fragment, *sizes)
-
-
 FUSED = 128
 """The largest M for which gemm, decoding inside the multiplication, is predicted faster than dequantizing first."""
-
-WGMMA = range(65, 4097)
-"""The M for which gemm_wgmma is: above, the vendor's matmul makes up for the time of dequantizing."""
 
 
 def _dense(problem: Problem, layout: Layout) -> Schedule:
@@ -153,60 +142,6 @@ def _fast(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
         maxnreg=bound if looked_up else 0,
         overlap=int("dependent_launch" in arch.features),
     )
-
-
-def _many(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
-    """Many rows on an arch with wgmma: the rows of a tile, and the programs that share k, of which the model says the least.
-
-    None for what gemm_wgmma does not take: scales in another type than x, zeros after scaling, codebooks, small floats.
-    """
-    form, group, held = problem.format, rewrite.padded_group(problem, layout), layout.size("k")
-    plain = form.affine and form.codebook is None and not form.flat and form.scale == problem.x and form.bits <= problem.x.mantissa
-    exact = form.zero is None or (form.zero_mode == "integer" and not isinstance(form.zero, Format))
-    if not {"gluon", "wgmma"} <= arch.features or not (plain and exact) or problem.k % 8 or problem.epilogue:
-        return None
-    if problem.m[0] not in WGMMA or not _readable(layout, form, arch) or layout.row_units() is not None:
-        return None
-    least = layout.block["k"]
-    sizes = [size for size in (128, 64) if held % size == size % least == 0 and (group % size == 0 or size % group == group % 16 == 0)]
-    if not sizes or layout.size("n") % 128 or (form.zero is not None and group % least):
-        return None
-    block_k, steps = sizes[0], held // sizes[0]
-    splits = [split for split in range(1, 9) if steps % split == 0 and steps // split >= 4] or [1]
-    choices = [(rows, split) for rows in (64, 128, 256) for split in splits if rows < 2 * problem.m[1]]
-    rows, split = min(choices, key=lambda choice: _wgmma_us(problem, arch, *choice))
-    return Schedule(
-        template="gemm_wgmma",
-        block_m=rows,
-        block_n=128,
-        block_k=block_k,
-        split_k=split,
-        unit="mma",
-        side="left",
-        scale_at="weight",
-        x_at="shared",
-        teams=2,
-        stages=1 if rows == 64 else 2,
-        ring={64: 4, 128: 6, 256: 3}[rows],
-        maxnreg=80 if rows == 64 else 0,
-        overlap=int("dependent_launch" in arch.features),
-    )
-
-
-def _wgmma_us(problem: Problem, arch: Arch, rows: int, split: int) -> float:
-    """Microseconds of gemm_wgmma: waves of programs, each of which starts, multiplies its steps and stores; then its sums.
-
-    A step of 128 k and 128 outputs is bound by its products (at 0.92 of the rate, and what they wait for decoding), or by decoding;
-    two programs of 64 rows share an SM. Constants seen on an H200.
-    """
-    m, start, decode, store = problem.m[1], 6.0, 0.46, 0.0
-    step = max(decode, 0.08 + 2 * rows * 128 * 128 * arch.sms / arch.matrix_tflops / 0.92e6)
-    programs = -(-m // rows) * -(-problem.n // 128) * split
-    resident = min(2 if rows == 64 else 1, -(-programs // arch.sms))
-    waves = -(-programs // (arch.sms * resident))
-    if split > 1:
-        store = 3.0 + 8 * split * m * problem.n / 5e6
-    return waves * (resident * step * -(-problem.k // 128) / split + start) + store
 
 
 def _tree(form: Format) -> list[DType | Format]:
