@@ -86,7 +86,7 @@ def _in_blocks(program: Program, schedule: Schedule, layout: Layout, how: Decode
         )
     program = rewrite.place_scale(program, schedule.unit, schedule.side, schedule.scale_at, how.left_out, ("k",))
     places = Space(schedule.sum_at), Space(schedule.x_at)
-    return rewrite.tile(program, "k", size_k, schedule.block_n, schedule.block_m, schedule.split_k, *places)
+    return rewrite.tile(program, "k", size_k, schedule.block_n, schedule.block_m, schedule.split_k, places)
 
 
 FAST = {"gemv_mma": "accumulator", "gemv_half": "accumulator", "gemm_wgmma": "weight"}

@@ -273,19 +273,14 @@ def dequantize(program: Program) -> Program:
     return rewrite(program, {"acc": dot})
 
 
-def tile(
-    program: Program,
-    walked: str,
-    size: int,
-    n: int,
-    m: int = 0,
-    split: int = 1,
-    sum_at: Space = Space.GLOBAL,
-    x_at: Space = Space.REGISTER,
-) -> Program:
+AT = Space.GLOBAL, Space.REGISTER
+
+
+def tile(program: Program, walked: str, size: int, n: int, m: int = 0, split: int = 1, at: tuple[Space, Space] = AT) -> Program:
     """Cut into blocks: n and m over the grid, `walked` (lane, word or k itself) over steps, dealt out to `split` programs.
 
     What does not divide is padded first, which prints as a mask. With m=0 only the weight is cut, along n and k of the grid.
+    `at` says where the sums of `split` programs meet, and where x waits.
     """
     blocks = {"m": Block("m", m, "m"), "n": Block("n", n, "n"), walked: Block(walked, size, "step" if m else walked)}
 
@@ -296,7 +291,7 @@ def tile(
             source = padded(
                 b, f"{short}.rows", source, **{each.axis: ceil_to(held.sizes[each.axis], each.size) for each in taken}
             )
-            place = x_at if short == "x" else Space.REGISTER
+            place = at[1] if short == "x" else Space.REGISTER
             return b.add(f"{short}.tile", Slice(tuple(taken)), {"of": source}, held.element, place)
 
         return emit
@@ -305,7 +300,7 @@ def tile(
         over = program.op("acc").over  # type: ignore[union-attr]
         if split == 1:
             return b.add("acc", Reduce(over, "step"), operands, F32)
-        parts = b.add("parts", Reduce(over, "step", split), operands, F32, sum_at)
+        parts = b.add("parts", Reduce(over, "step", split), operands, F32, at[0])
         return b.add("acc", Reduce(("part",)), {"of": parts}, F32)
 
     axes = {"w": ("n", walked), "x": ("m", walked)} | dict.fromkeys(grouped(program), ("n", walked))
