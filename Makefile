@@ -11,7 +11,7 @@ WORKERS ?= 2
 TYPED = w4gen/errors.py w4gen/knobs.py w4gen/paths.py w4gen/formats.py w4gen/ir w4gen/schedule w4gen/codegen \
         w4gen/progress.py w4gen/ahead.py w4gen/bundle.py w4gen/cache.py w4gen/pipeline.py w4gen/toolchain.py w4gen/tuned.py
 
-.PHONY: demo test check golden compile-all bench bench-docs formats-docs quality-docs
+.PHONY: demo test check golden compile-all bench tuned-rows bench-docs formats-docs quality-docs
 
 demo: $(VENV)/installed
 	$(BIN)/w4gen compile --shape 1x1536x256
@@ -42,6 +42,10 @@ bench:
 	  --format int4_g128 --format uint4_g128_z --format nf4_g64 --format e2m1_g64 --format int8_g128 --out docs/results/formats-h200.json
 	$(PYTHON) -m w4gen.bench.compare --layer 8192x28672 --layer 28672x8192 --layer 4096x4096 --m 1 --m 8 --m 16 --m 64 \
 	  --dtype bfloat16 --out docs/results/bf16-h200.json
+
+# cache/tuned/ARCH.json of the GPU here: a second run goes on where the first one's seconds ended
+tuned-rows:
+	$(PYTHON) -m w4gen.cli tune --presets --format int4_g128,nf4_g64 --m 1,8,16,32,64 --budget 150
 
 bench-docs: $(VENV)/installed
 	$(BIN)/python -m w4gen.bench.report

@@ -8,14 +8,20 @@ from dataclasses import dataclass
 
 from w4gen.errors import W4Error
 
-TIE = 0.01
-"""Times that differ by a smaller share are equal, and the lowest id wins: so that two processes agree."""
+TIE = 0.03
+"""Times that differ by a smaller share are equal, and the lowest id wins: so that two processes agree, noise or not."""
 
 FINALISTS, TURNS = 4, 3
 """Candidates that are timed again, and how often."""
 
 FIRST = 0.7
 """The share of the seconds after which no new candidate is begun."""
+
+NEAR = 1.05
+"""How many times the floor a time may be that is not worth improving."""
+
+DOUBT = 0.7
+"""How much faster a candidate may be than a model says that was set right by the trials so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +40,13 @@ def search(
     accept: Callable[[int], bool],
     seconds: float,
     clock: Callable[[], float],
+    predicted: Sequence[float] = (),
+    floor_us: float = 0.0,
 ) -> Found:
     """Time candidates in the order given while seconds last (the first always), the best again; accept the first that is right.
 
-    A candidate whose `time` or `accept` raises `W4Error` is skipped with its message; anything else ends the search.
+    It ends early near `floor_us`, below which no time is, and where none of those left can win by the times `predicted`, one for
+    each id. A candidate whose `time` or `accept` raises `W4Error` is skipped with its message; anything else ends the search.
     """
     start, times, skipped = clock(), dict[int, list[float]](), list[tuple[int, str]]()
 
@@ -48,10 +57,9 @@ def search(
             times.pop(each, None)
             skipped.append((each, str(error)))
 
-    for each in ids:
-        if times and clock() - start >= FIRST * seconds:
-            break
-        timed(each)
+    left = list(ids)
+    while left and not (times and (clock() - start >= FIRST * seconds or settled(medians(times), left, predicted, floor_us))):
+        timed(left.pop(0))
     for _ in range(TURNS - 1):
         for each in order(medians(times))[:FINALISTS]:
             if clock() - start < seconds:
@@ -65,6 +73,15 @@ def search(
         except W4Error as error:
             skipped.append((each, str(error)))
     return Found(None, 0.0, len(times), tuple(skipped))
+
+
+def settled(times: dict[int, float], left: Sequence[int], predicted: Sequence[float], floor_us: float) -> bool:
+    """Whether no candidate left is worth a trial: the best is near the floor, or the model, doubted, has all of them slower."""
+    best = min(times.values())
+    if not predicted:
+        return best <= NEAR * floor_us
+    right = min(us / predicted[each] for each, us in times.items())
+    return best <= NEAR * floor_us or min(predicted[each] for each in left) * right * DOUBT > best
 
 
 def medians(times: dict[int, list[float]]) -> dict[int, float]:
