@@ -15,6 +15,7 @@ from w4gen.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from w4gen.api import compile, supports
+    from w4gen.bench.curve import curve
     from w4gen.bench.tune import tune
     from w4gen.checkpoints.inspect import inspect
     from w4gen.checkpoints.load import load
@@ -30,6 +31,7 @@ _PLACES = {
     "compile": "w4gen.api",
     "supports": "w4gen.api",
     "W4Error": "w4gen.errors",
+    "curve": "w4gen.bench.curve",
     "tune": "w4gen.bench.tune",
     "Format": "w4gen.ir.types",
     "bind": "w4gen.runtime.launch",
@@ -49,6 +51,7 @@ __all__ = [
     "bind",
     "compile",
     "convert",
+    "curve",
     "inspect",
     "linear",
     "load",

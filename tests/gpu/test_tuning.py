@@ -42,6 +42,13 @@ def test_a_layer_is_tuned_and_used(m: int, fresh_cache: Path) -> None:
     assert again is None, "known by now"
 
 
+def test_a_curve_is_measured(fresh_cache: Path) -> None:
+    found = w4gen.curve("1536x1536", (1, 16, 4096), progress=False)
+    assert (found.source, found.where) == ("measured", torch.cuda.get_device_name())
+    one, _, many = found.total_us
+    assert 0.5 < one < many / 3, "4096 rows take the matrix cores tens of microseconds"
+
+
 def test_outputs_that_are_not_written_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     device = torch.device("cuda", 0)
     kernel = compile(problem_of(m=1, n=256, k=256), replace(arch_of(device)))
