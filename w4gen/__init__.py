@@ -15,6 +15,8 @@ from w4gen.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from w4gen.api import compile, supports
+    from w4gen.bench.ablate import ablate
+    from w4gen.bench.compare import compare
     from w4gen.bench.curve import curve
     from w4gen.bench.tune import tune
     from w4gen.checkpoints.inspect import inspect
@@ -31,6 +33,8 @@ _PLACES = {
     "compile": "w4gen.api",
     "supports": "w4gen.api",
     "W4Error": "w4gen.errors",
+    "ablate": "w4gen.bench.ablate",
+    "compare": "w4gen.bench.compare",
     "curve": "w4gen.bench.curve",
     "tune": "w4gen.bench.tune",
     "Format": "w4gen.ir.types",
@@ -48,7 +52,9 @@ __all__ = [
     "Linear",
     "W4Error",
     "Weight",
+    "ablate",
     "bind",
+    "compare",
     "compile",
     "convert",
     "curve",

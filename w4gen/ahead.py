@@ -22,9 +22,10 @@ from typing import IO, Any, TypeAlias
 
 from w4gen import pipeline, toolchain
 from w4gen.codegen.render import Kernel
-from w4gen.errors import W4Error
+from w4gen.errors import ToolchainError, W4Error
 from w4gen.ir.lower import lower
 from w4gen.ir.problem import Problem
+from w4gen.progress import tracked
 from w4gen.schedule.arch import Arch
 from w4gen.schedule.schedule import Schedule
 from w4gen.schedule.space import shortlist
@@ -110,6 +111,14 @@ def compiled(asks: Iterable[Question], workers: int = 0, wanted: Callable[[Quest
             process.kill()
         for thread in threads:
             thread.join()
+
+
+def needed(asks: Iterable[Ask], progress: bool = True) -> None:
+    """Compile what will be called. Raises `ToolchainError` where one does not compile."""
+    wanted = list(dict.fromkeys(asks))
+    for done in tracked(compiled(wanted), len(wanted), "compiling", progress):
+        if done.error:
+            raise ToolchainError(f"{done.ask.problem} does not compile: {done.error}")
 
 
 def cores() -> int:

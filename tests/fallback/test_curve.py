@@ -16,6 +16,7 @@ import w4gen
 from w4gen import ahead
 from w4gen.api import problem_of
 from w4gen.bench import curve as room
+from w4gen.bench import report
 from w4gen.cli import cli
 from w4gen.codegen.render import Kernel
 from w4gen.errors import ShapeError, ToolchainError
@@ -112,12 +113,16 @@ def test_the_command_plots_and_says_what_is_predicted(fresh_cache: Path) -> None
     assert rows[1].endswith("bucket 9..16")
 
 
-def test_the_command_tells_json_of_what_was_measured(fresh_cache: Path, on_a_gpu: list[Kernel]) -> None:
+def test_the_command_tells_json_of_what_was_measured(tmp_path: Path, on_a_gpu: list[Kernel]) -> None:
     told = run("--shape", "512x256", "--m", "1,2", "--json").output
     facts = json.loads(told[told.index("{") :])
     assert (facts["source"], facts["ms"], facts["total_us"]) == ("measured", [1, 2], [11.0, 12.0])
     assert facts["steps"] == [{"m": 2, "why": "bucket 2..8"}]
     assert facts["parts"][0]["us"] == [11.0, 12.0]
+    (tmp_path / "curve.json").write_text(json.dumps(facts))
+    section = report.section(tmp_path / "curve.json")
+    assert "measured on a GPU that is made up, int4_g128" in section
+    assert "| 2 | 12.00 | 12.0 | bucket 2..8 |" in section
 
 
 @pytest.mark.parametrize(

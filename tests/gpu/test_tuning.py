@@ -49,6 +49,16 @@ def test_a_curve_is_measured(fresh_cache: Path) -> None:
     assert 0.5 < one < many / 3, "4096 rows take the matrix cores tens of microseconds"
 
 
+@pytest.mark.parametrize(("m", "form"), [(1, "int4_g128"), (16, "nf4_g64")])
+def test_every_part_of_an_ablation_is_right(m: int, form: str, fresh_cache: Path) -> None:
+    (told,) = w4gen.ablate([f"{m}x4096x4096"], [form])["ladders"]
+    found = {row["part"]: row for row in told["rows"]}
+    assert {"portable", "layout", "schedule", "overlap"} <= {part for part, row in found.items() if "us" in row}
+    assert all(row["right"] for row in found.values() if "us" in row), told
+    assert found["overlap"]["us"] < found["portable"]["us"]
+    assert told["floor_us"] < found["overlap"]["us"]
+
+
 def test_outputs_that_are_not_written_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     device = torch.device("cuda", 0)
     kernel = compile(problem_of(m=1, n=256, k=256), replace(arch_of(device)))

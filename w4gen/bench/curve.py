@@ -14,11 +14,11 @@ import torch
 
 from w4gen import ahead, knobs
 from w4gen.api import parse_layer, problem_of
+from w4gen.bench.facts import facts
 from w4gen.codegen.render import Kernel
-from w4gen.errors import ShapeError, ToolchainError
+from w4gen.errors import ShapeError
 from w4gen.ir.types import Format
 from w4gen.layers import Layer, layers, read
-from w4gen.progress import tracked
 from w4gen.runtime.launch import arch_of
 from w4gen.runtime.tune import cold, trial
 from w4gen.schedule import arch as arches
@@ -69,8 +69,12 @@ class Curve:
         raise ShapeError(f"M={m} is not on the curve, which is for 1 to {self.ms[-1]}: make one with a larger M")
 
     def facts(self) -> dict[str, Any]:
-        """The curve as JSON has it."""
-        return asdict(self) | {"total_us": self.total_us, "steps": [{"m": m, "why": why} for m, why in self.steps.items()]}
+        """The curve as JSON has it, with what it was made with."""
+        return (
+            facts("w4gen.cli")
+            | asdict(self)
+            | {"total_us": self.total_us, "steps": [{"m": m, "why": why} for m, why in self.steps.items()]}
+        )
 
 
 def curve(
@@ -97,7 +101,7 @@ def curve(
             problem = problem_of(m=m, n=each.n, k=each.k, format=format, dtype_name=dtype, bias=each.bias)
             asks[place, m] = ahead.Ask(problem, target)
     if measure:
-        compiled(list(asks.values()), progress)
+        ahead.needed(asks.values(), progress)
     made = {ask: ask.kernel() for ask in dict.fromkeys(asks.values())}
     kernels = {at: made[ask] for at, ask in asks.items()}
     timed = on_gpu if measure else by_model(target)
@@ -118,13 +122,6 @@ def layers_of(asked: str | Path) -> list[Layer]:
         k, n = sizes
         return [Layer((asked,), n, k, False, 1)]
     return layers(read(Path(asked)))
-
-
-def compiled(asks: list[ahead.Ask], progress: bool) -> None:
-    """Compile side by side what will be timed. Raises `ToolchainError` where one does not."""
-    for done in tracked(ahead.compiled(asks), len(set(asks)), "compiling", progress):
-        if done.error:
-            raise ToolchainError(f"{done.ask.problem} does not compile: {done.error}")
 
 
 def on_gpu(kernel: Kernel, m: int) -> float:

@@ -34,11 +34,50 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+LADDER = """Each row has one part more than the row before, and *gain* is how many times faster it is: *portable* looks values up in
+a table, with codes in rows; *layout* has them in the order of matrix fragments; *decode* makes values by word operations;
+*schedule* is the rules' choice with the fast templates; *tuned* is the stored row; *overlap* starts before the kernel in front
+has ended."""
+
+
+def ladder(facts: dict[str, Any]) -> str:
+    """The parts of one shape, as a table."""
+    asked = f"**{facts['k']} → {facts['n']}, M = {facts['m']}, {facts['format']}, {facts['dtype']}**"
+    lines = [
+        f"{asked}: cuBLAS {facts['cublas_us']:.2f} µs, floor {facts['floor_us']:.2f} µs\n",
+        "| with | µs | gain | % of floor | spread | error | equal |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in facts["rows"]:
+        if "why" in row:
+            lines.append(f"| {row['part']} | {row['why']} | | | | | |")
+            continue
+        times = f"{row['us']:.2f} | {row['gain']:.2f} | {facts['floor_us'] / row['us']:.0%} | ±{row['spread']:.1%}"
+        lines.append(f"| {row['part']} | {times} | {row['error']:.1e} | {row['equal_repeats']} |")
+    return "\n".join(lines)
+
+
+def curve(facts: dict[str, Any]) -> str:
+    """Time against M, as a table."""
+    heads = [f"{part['k']} → {part['n']} × {part['count']}" for part in facts["parts"]]
+    steps = {step["m"]: step["why"] for step in facts["steps"]}
+    lines = ["| M | " + " | ".join(heads) + " | all, µs | step |", "|---" * (len(heads) + 3) + "|"]
+    for place, m in enumerate(facts["ms"]):
+        times = " | ".join(f"{part['us'][place]:.2f}" for part in facts["parts"])
+        lines.append(f"| {m} | {times} | {facts['total_us'][place]:.1f} | {steps.get(m, '')} |")
+    return f"{facts['source']} on {facts['where']}, {facts['format']}, microseconds of one layer of each kind.\n\n" + "\n".join(
+        lines
+    )
+
+
 def section(path: Path) -> str:
     """One file of results, with where it comes from."""
     facts = json.loads(path.read_text())
     where = f"{facts['device']}, torch {facts['torch']}, Triton {facts['triton']}, CUDA {facts['cuda']}, {facts['date']}"
-    parts = [f"## {facts.get('title', path.stem)}", f"{where}. `{facts['command']}`", table(facts["rows"])]
+    parts = [f"## {facts.get('title', path.stem)}", f"{where}. `{facts['command']}`"]
+    parts += [table(facts["rows"])] if "rows" in facts else []
+    parts += [LADDER, *map(ladder, facts["ladders"])] if "ladders" in facts else []
+    parts += [curve(facts)] if "total_us" in facts else []
     if "host" in facts:
         host = facts["host"]
         parts.append(

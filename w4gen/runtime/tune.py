@@ -43,7 +43,7 @@ log = logging.getLogger("w4gen")
 Floor: TypeAlias = Callable[[int, torch.device, bool], float]
 Timer: TypeAlias = Callable[[], float]
 REPEATS = 40
-A_TRIAL_S, A_COMPILE_S = 0.1, 1.5
+A_TRIAL_S, A_COMPILE_S = 0.1, 1.0
 """Seconds of a trial, and of a compile on one core, to decide how many candidates are worth them."""
 
 LEAST, MOST = 4, 64
@@ -201,17 +201,23 @@ def copies_of(kernel: Kernel, device: torch.device) -> tuple[Weight, ...]:
 
 
 def trial(kernel: Kernel, m: int, device: torch.device) -> Timer:
-    """What times a call with m rows, in microseconds, as often as it is called.
+    """`rehearsed` for m rows of random x over cold copies of a random weight."""
+    copies = copies_of(kernel, device)
+    x, _, bias = random_call(kernel, m, kernel.problem.n, device, copies[0])
+    return rehearsed(kernel, x, copies, bias)
+
+
+def rehearsed(kernel: Kernel, x: torch.Tensor, copies: Sequence[Weight], bias: torch.Tensor | None = None) -> Timer:
+    """What times a call with x [M, K], in microseconds, as often as it is called, each time over copies of one weight.
 
     It raises `ScheduleError`, as making it does, where the GPU refuses the kernel or an output is not written whole.
     """
     from triton.errors import TritonError
 
-    copies = copies_of(kernel, device)
-    x, _, bias = random_call(kernel, m, kernel.problem.n, device, copies[0])
-    outputs = [torch.full((m, kernel.problem.n), torch.nan, dtype=torch_dtype(kernel.problem.y), device=device) for _ in copies]
+    m, sizes = x.shape[0], (x.shape[0], kernel.problem.n)
+    outputs = [torch.full(sizes, torch.nan, dtype=torch_dtype(kernel.problem.y), device=x.device) for _ in copies]
     try:
-        launch = launcher(kernel, device)
+        launch = launcher(kernel, x.device)
         replayed = captured(
             [
                 lambda y=y, each=each: launch(y, x, *each.buffers, bias, m)  # type: ignore[misc]
