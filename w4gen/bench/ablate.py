@@ -121,8 +121,9 @@ def ablate(
     A ladder has a row for each part: its microseconds and `gain`, how many times faster it is than the row before, or `why` there
     is no such kernel.
     """
-    asks, ladders = itertools.product(kinds, formats, shapes), []
-    for kind, form, shape in asks:
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    ladders: list[dict[str, Any]] = []
+    for kind, form, shape in itertools.product(kinds, formats, shapes):
         ladders.append(each := ladder(shape, form, kind, torch.device("cuda", torch.cuda.current_device())))
         progress(each)
         torch.cuda.empty_cache()
@@ -136,11 +137,11 @@ def ladder(shape: str, format: str | Format, dtype: str, device: torch.device) -
     problem = problem_of(m=m, n=n, k=k, format=format, dtype_name=dtype)
     asked = rungs(problem, arch)
     failed = {done.ask: done.error for done in ahead.compiled(each for each in asked.values() if isinstance(each, Ask))}
-    asked = {name: failed.get(each) or each for name, each in asked.items()}  # type: ignore[arg-type]
+    asked = {name: failed.get(each) or each for name, each in asked.items()}
     torch.manual_seed(0)
     w = Weight.from_float(torch.randn(n, k, device=device) * 0.02, problem.format)
     x = torch.randn(m, k, device=device).to(torch_dtype(problem.x))
-    truth, parts = reference(x, w), {name: part for name, part in w.parts().items() if not name.endswith("codebook")}
+    truth, parts = reference(x, w), {name: part for name, part in w.parts().items() if name not in problem.format.tables()}
     attempts: dict[str, Attempt] = {}
     for name, ask in asked.items():
         if isinstance(ask, Ask):
@@ -162,7 +163,8 @@ def told(
     asked: dict[str, Ask | str], attempts: dict[str, Attempt], us: dict[str, float], turns: list[dict[str, float]]
 ) -> list[dict[str, Any]]:
     """A row for each part."""
-    rows, last = [], 0.0
+    rows: list[dict[str, Any]] = []
+    last = 0.0
     for name, ask in asked.items():
         if not isinstance(ask, Ask):
             rows.append({"part": name, "why": ask})

@@ -21,6 +21,7 @@ from w4gen.api import parse_shape, problem_of
 from w4gen.bench.facts import facts
 from w4gen.bench.floors import floor
 from w4gen.ir.rounding import limit
+from w4gen.ir.types import Format
 from w4gen.ir.types import dtype as named_dtype
 from w4gen.runtime.dtypes import OURS, TORCH
 from w4gen.runtime.launch import arch_of, bind
@@ -46,18 +47,18 @@ def random_layers(count: int) -> tuple[str, ...]:
     return tuple("x".join(str(8 * round(2 ** draw.uniform(3, 12))) for _ in range(2)) for _ in range(count))
 
 
-def random_weight(n: int, k: int, format: str, device: torch.device) -> Weight:
+def random_weight(n: int, k: int, format: str | Format, device: torch.device) -> Weight:
     """A weight quantized from normal data, in the layout of the device."""
     return stored_for(Weight.from_float(torch.randn(n, k, device=device) * 0.02, format), device)
 
 
-def asked(m: int, k: int, n: int, format: str, dtype: str) -> ahead.Ask:
+def asked(m: int, k: int, n: int, format: str | Format, dtype: str) -> ahead.Ask:
     """The kernel of a row."""
     arch, problem = arch_of(torch.device("cuda")), problem_of(m=m, n=n, k=k, format=format, dtype_name=dtype)
     return ahead.Ask(replace(problem, layout=layout_for(problem.format, arch, n, k)), arch)
 
 
-def measure(m: int, k: int, n: int, format: str, dtype: str) -> dict[str, Any]:
+def measure(m: int, k: int, n: int, format: str | Format, dtype: str) -> dict[str, Any]:
     """One row: microseconds of w4gen, cuBLAS and the floor, the error, the repeats."""
     device, kind = torch.device("cuda"), TORCH[named_dtype(dtype)]
     w = random_weight(n, k, format, device)
@@ -119,7 +120,7 @@ def compare(
     layers: Sequence[str] = (),
     count: int = 0,
     tokens: Sequence[int] = (1, 8),
-    formats: Sequence[str] = ("int4_g128",),
+    formats: Sequence[str | Format] = ("int4_g128",),
     kinds: Sequence[str] = ("float16",),
     progress: Callable[[str], Any] = print,
 ) -> dict[str, Any]:

@@ -34,8 +34,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-LADDER = """Each row has one part more than the row before, and *gain* is how many times faster it is: *portable* looks values up in
-a table, with codes in rows; *layout* has them in the order of matrix fragments; *decode* makes values by word operations;
+LADDER = """Each row has one part more than the row before, and *gain* is how many times faster it is: *portable* looks values up
+in a table, with codes in rows; *layout* has them in the order of matrix fragments; *decode* makes values by word operations;
 *schedule* is the rules' choice with the fast templates; *tuned* is the stored row; *overlap* starts before the kernel in front
 has ended."""
 

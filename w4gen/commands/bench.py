@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 import w4gen
-from w4gen.commands.question import SHAPE_HELP, as_json, detected, table, tell
+from w4gen.commands.question import SHAPE_HELP, as_json, detected, load_format, table, tell
 from w4gen.errors import ShapeError, W4Error
 
 
@@ -21,7 +21,7 @@ from w4gen.errors import ShapeError, W4Error
 )
 @click.option("--random", "count", default=0, help="that many random layers, K and N in 64 … 32768, multiples of 8")
 @click.option("--m", "tokens", multiple=True, type=int, default=(1, 8), show_default=True, help="rows of x; repeatable")
-@click.option("--format", "formats", multiple=True, default=("int4_g128",), show_default=True, help="repeatable")
+@click.option("--format", "formats", multiple=True, default=("int4_g128",), show_default=True, help="or FILE.py:NAME; repeatable")
 @click.option("--dtype", "kinds", multiple=True, default=("float16",), show_default=True, help="of x and y; repeatable")
 @click.option("--out", type=click.Path(path_type=Path), help="JSON file to write")
 @as_json
@@ -41,10 +41,11 @@ def bench(
         raise ShapeError("--ablate and --shape MxKxN go together; layers of a comparison are --layer KxN and --m M")
     if detected() == "portable":
         raise W4Error("times come from GPUs only and there is none here: run w4gen bench where one is")
+    forms = tuple(map(load_format, formats))
     if ablate:
-        facts = w4gen.ablate(shapes, formats, kinds, quiet if as_json else shown)
+        facts = w4gen.ablate(shapes, forms, kinds, quiet if as_json else shown)
     else:
-        facts = w4gen.compare(layers, count, tokens, formats, kinds, quiet if as_json else click.echo)
+        facts = w4gen.compare(layers, count, tokens, forms, kinds, quiet if as_json else click.echo)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(facts, indent=1) + "\n")
