@@ -64,6 +64,7 @@ def test_winners_become_rows_and_are_taken_by_compiles(trials: list[Kernel]) -> 
     for question, row, found in told:
         assert (row.device, row.sms, row.trials) == ("a GPU that is made up", 108, found.trials)
         assert row.us == 10.0 + row.schedule.warps
+        assert row.rules_us == 10.0 + pick(lower(question.problem), ARCHES["sm_80"]).warps
         assert row.schedule.warps == min(kernel.schedule.warps for kernel in trials if kernel.problem == question.problem)
         assert row.triton
         assert row.date
@@ -198,7 +199,8 @@ def test_the_command_tells_each_question(trials: list[Kernel], monkeypatch: pyte
     monkeypatch.setattr(w4gen, "tune", made, raising=False)
     told = CliRunner().invoke(cli, ["tune", "--shape", "8x256x64", "--budget", "5"], standalone_mode=False)
     assert re.match(
-        r"1/1 8x256x64 int4_g128: 1\d\.00 us, floor \d\.\d\d, \d+ trials?, \d+ skipped, \d\.\d s; [0-5] s left\n", told.output
+        r"1/1 8x256x64 int4_g128: 1\d\.00 us, rules 1\d\.00, floor \d\.\d\d, \d+ trials?, \d+ skipped, \d\.\d s; [0-5] s left\n",
+        told.output,
     )
     told = CliRunner().invoke(cli, ["tune", "--shape", "8x256x64", "--budget", "5"], standalone_mode=False)
     assert "passed over: tuned before" in told.output

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
+from w4gen.ir.types import Format
 from w4gen.paths import CHECKOUT
+from w4gen.tuned import Row, load
 
 INTRO = """# Performance
 
@@ -87,10 +92,33 @@ def section(path: Path) -> str:
     return "\n\n".join(parts)
 
 
+TUNED = """Rows of `w4gen tune` that come with the package. *rules* is the time of the rules' choice over that of the fastest that
+was found, both from one search: the geometric mean, and the worst. *% of floor* is the geometric mean of what was found."""
+
+
+def tuned_rows(path: Path) -> str:
+    """What tuning found for an arch, by format and bucket."""
+    groups: dict[tuple[str, int, str], list[Row]] = {}
+    for row in load(path):
+        low, high, form = re.match(r"m=(\d+)\.\.(\d+) n=\d+ k=\d+ (\S+)", row.question).groups()  # type: ignore[union-attr]
+        groups.setdefault((Format.parse(form).label, int(low), f"{low}…{high}"), []).append(row)
+    lines = ["| format | M | layers | rules, mean | rules, worst | % of floor | trials |", "|---|---|---|---|---|---|---|"]
+    for (label, _, rows_of_x), rows in sorted(groups.items()):
+        rules = [row.rules_us / row.us for row in rows if row.rules_us] or [math.nan]
+        floors = [row.floor_us / row.us for row in rows if row.floor_us] or [math.nan]
+        figures = (
+            f"{geometric_mean(rules):.3f} | {max(rules):.2f} | {geometric_mean(floors):.0%} | {sum(row.trials for row in rows)}"
+        )
+        lines.append(f"| {label} | {rows_of_x} | {len(rows)} | {figures} |")
+    made = ", ".join(sorted({f"{row.device}, Triton {row.triton}" for row in load(path)}))
+    return "\n\n".join([f"## Tuned rows of {path.stem}", made, TUNED, "\n".join(lines)])
+
+
 def main() -> None:
     """Write docs/performance.md."""
     files = sorted((CHECKOUT / "docs" / "results").glob("*.json"))
-    text = "\n".join([INTRO, *("\n" + section(path) + "\n" for path in files)])
+    sections = [*map(section, files), *map(tuned_rows, sorted((CHECKOUT / "cache" / "tuned").glob("*.json")))]
+    text = "\n".join([INTRO, *(f"\n{each}\n" for each in sections)])
     (CHECKOUT / "docs" / "performance.md").write_text(text.replace("\n\n\n", "\n\n"))
 
 

@@ -17,6 +17,7 @@ from w4gen.commands.question import as_json, asked, count, detected, load_format
 from w4gen.errors import W4Error
 from w4gen.ir.problem import Problem
 from w4gen.layers import PRESETS
+from w4gen.tuned import Row
 
 
 @click.command()
@@ -42,7 +43,7 @@ def tune(as_json: bool, models: tuple[str, ...], presets: bool, tp: str, budget:
         facts = {"question": str(each.problem), "row": row.facts() if row else None, "skipped": skipped}
         rows.append(facts | {"seconds": round(now - last, 2)})
         if not as_json:
-            verdict = f"{row.us:.2f} us, floor {row.floor_us:.2f}, {count(row.trials, 'trial')}" if row else told(found)
+            verdict = timed(row) if row else told(found)
             at = f"{each.m}x{each.problem.k}x{each.problem.n} {each.problem.format.label}"
             spent = f"{now - last:.1f} s; {max(0.0, budget - now + start):.0f} s left"
             click.echo(f"{turn}/{len(questions)} {at}: {verdict}, {skipped} skipped, {spent}")
@@ -51,6 +52,11 @@ def tune(as_json: bool, models: tuple[str, ...], presets: bool, tp: str, budget:
         tell(rows)
     elif len(rows) < len(questions):
         click.echo(f"{count(len(questions) - len(rows), 'question')} left: run it again to go on")
+
+
+def timed(row: Row) -> str:
+    """What a row came to."""
+    return f"{row.us:.2f} us, rules {row.rules_us:.2f}, floor {row.floor_us:.2f}, {count(row.trials, 'trial')}"
 
 
 def told(found: Any) -> str:

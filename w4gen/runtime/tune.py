@@ -259,6 +259,7 @@ def kept(ask: Ask, found: Found, floor: Floor, device: torch.device) -> Row:
         device=arch.device,
         sms=arch.device_sms,
         us=round(found.us, 3),
+        rules_us=round(found.first_us, 3),
         floor_us=round(bound(kernel, floor, device), 3),
         trials=found.trials,
         date=datetime.date.today().isoformat(),

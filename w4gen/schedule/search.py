@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from w4gen.errors import W4Error
@@ -26,16 +26,20 @@ DOUBT = 0.7
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a search came to: the winner's id (None where none was accepted), its time, how many were timed, who was skipped."""
+    """What a search came to: the winner's id (None where none was accepted), its time, how many were timed, who was skipped.
+
+    first_us: the time of the first candidate, 0 where it has none.
+    """
 
     winner: int | None
     us: float
     trials: int
     skipped: tuple[tuple[int, str], ...] = ()
+    first_us: float = 0.0
 
 
 def search(
-    ids: Iterable[int],
+    ids: Sequence[int],
     time: Callable[[int], float],
     accept: Callable[[int], bool],
     seconds: float,
@@ -57,7 +61,7 @@ def search(
             times.pop(each, None)
             skipped.append((each, str(error)))
 
-    left = list(ids)
+    first, left = ids[0], list(ids)
     while left and not (times and (clock() - start >= FIRST * seconds or settled(medians(times), left, predicted, floor_us))):
         timed(left.pop(0))
     for _ in range(TURNS - 1):
@@ -68,11 +72,11 @@ def search(
     for each in order(final):
         try:
             if accept(each):
-                return Found(each, final[each], len(times), tuple(skipped))
+                return Found(each, final[each], len(times), tuple(skipped), final.get(first, 0.0))
             skipped.append((each, "its result is not the reference's, or not the same each time"))
         except W4Error as error:
             skipped.append((each, str(error)))
-    return Found(None, 0.0, len(times), tuple(skipped))
+    return Found(None, 0.0, len(times), tuple(skipped), final.get(first, 0.0))
 
 
 def settled(times: dict[int, float], left: Sequence[int], predicted: Sequence[float], floor_us: float) -> bool:
