@@ -38,7 +38,9 @@ def trials(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[Kernel]:
         made.append(kernel)
         return lambda: 10.0 + kernel.schedule.warps
 
-    def compiled(asks: Iterable[ahead.Question], wanted: Callable[[ahead.Question], bool] = bool) -> Iterator[ahead.Done]:
+    def compiled(
+        asks: Iterable[ahead.Question], workers: int = 0, wanted: Callable[[ahead.Question], bool] = bool
+    ) -> Iterator[ahead.Done]:
         for ask in asks:
             if isinstance(ask, ahead.Ranking):
                 yield ahead.Done(ask, **ask.answer())

@@ -119,7 +119,8 @@ def tune(
     left = [plan.question for plan in plans]
     yield from ((each, None, None) for each in questions if each not in left)
     over: set[Problem] = set()
-    stream = ahead.compiled((ask for plan in plans for ask in plan.asks), wanted=lambda ask: ask.problem not in over)
+    asks, workers = [ask for plan in plans for ask in plan.asks], max(1, ahead.cores() - 1)  # a core is for the timing
+    stream = ahead.compiled(asks, workers, lambda ask: ask.problem not in over)
     finished: dict[Ask, Done] = {}
     try:
         for turn, plan in enumerate(plans):
@@ -175,15 +176,21 @@ def searched(plan: Plan, seconds: float, device: torch.device, floor: Floor, com
             done = compiled(plan.asks[each])
             if done.error:
                 raise ToolchainError(f"it does not compile: {done.error}")
-            timers[each] = trial(plan.asks[each].kernel(), plan.question.m, device)
+            timers[each] = trial(text(plan.asks[each]), plan.question.m, device)
         return timers[each]()
 
     def accepted(each: int) -> bool:
-        return right(plan.asks[each].kernel(), device)
+        return right(text(plan.asks[each]), device)
 
     compiled(plan.asks[0])  # the others are compiled while the floor is measured
-    least = bound(plan.asks[0].kernel(), floor, device)
+    least = bound(text(plan.asks[0]), floor, device)
     return search(range(len(plan.asks)), timed, accepted, seconds, time.perf_counter, plan.predicted, least)
+
+
+@lru_cache(maxsize=MOST)
+def text(ask: Ask) -> Kernel:
+    """The kernel of an ask, rendered once for its trial, its check and its row."""
+    return ask.kernel()
 
 
 @lru_cache(maxsize=1)
@@ -252,7 +259,7 @@ def bound(kernel: Kernel, floor: Floor, device: torch.device) -> float:
 
 def kept(ask: Ask, found: Found, floor: Floor, device: torch.device) -> Row:
     """The row of a winner, written."""
-    kernel, arch = ask.kernel(), ask.arch
+    kernel, arch = text(ask), ask.arch
     row = Row(
         question=tuned.question(ask.problem),
         schedule=kernel.schedule,
