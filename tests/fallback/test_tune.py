@@ -20,6 +20,7 @@ from w4gen.codegen.render import Kernel
 from w4gen.commands.tune import wanted
 from w4gen.errors import ScheduleError, W4Error
 from w4gen.ir.lower import lower
+from w4gen.layers import PRESETS, layers, read
 from w4gen.runtime import tune
 from w4gen.schedule.arch import ARCHES
 from w4gen.schedule.rules import pick
@@ -178,6 +179,26 @@ def test_layers_that_models_share_are_one_question_of_all_that_have_them() -> No
     assert {each.format.label for each, _, _ in both} == {"int4_g128", "nf4_g64"}
     assert not any(each.bias for each, _, _ in both), "a row answers with and without a bias"
     assert len(both) == 2 * 2 * 4
+
+
+def test_all_presets_are_one_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `make tuned-rows` has it; what the seconds did not reach is told."""
+    asked: list[Any] = []
+
+    def made(questions: list[Any], seconds: float, again: bool) -> Iterator[Any]:
+        asked.extend(questions)
+        yield tune.Question(*questions[0]), None, None
+
+    monkeypatch.setattr("w4gen.commands.tune.detected", lambda: "sm_80")
+    monkeypatch.setattr(w4gen, "tune", made, raising=False)
+    command = ["tune", "--presets", "--format", "int4_g128,nf4_g64", "--m", "1,8,16,32,64", "--budget", "150"]
+    told = CliRunner().invoke(cli, command, standalone_mode=False).output
+    every = [layer for model in PRESETS for layer in layers(read(Path(model)))]
+    assert len(asked) == len({(layer.n, layer.k) for layer in every}) * 5 * 2
+    counts = [count for problem, m, count in asked if m == 1 and problem.format.label == "nf4_g64"]
+    assert sum(counts) == sum(layer.count for layer in every)
+    assert f"1/{len(asked)} 1x" in told
+    assert f"{len(asked) - 1} questions left: run it again to go on" in told
 
 
 def test_without_a_gpu_the_command_says_so_and_exits_2(
