@@ -149,3 +149,14 @@ def test_a_report_says_how_far_the_rules_are_from_what_was_found(tmp_path: Path)
     told = report.tuned_rows(tmp_path / "sm_90.json")
     assert told.startswith("## Tuned rows of sm_90\n\nNVIDIA H200, Triton 3.6.0\n")
     assert told.endswith("| int4_g128 | 1…1 | 2 | 2.000 | 4.00 | 50% | 60 |")
+
+
+def test_explain_says_that_a_schedule_was_timed(fresh_cache: Path) -> None:
+    def why() -> str:
+        told = CliRunner().invoke(cli, ["explain", "--shape", "1x1536x256", "--arch", "sm_90"]).output
+        (line,) = [line for line in told.splitlines() if line.lstrip().startswith("why  ")]
+        return line.split("why", 1)[1].strip()
+
+    assert why() == "the rules' choice for M=1..1 (nothing was timed)"
+    tuned.save("sm_90", [ROW])
+    assert why() == "stored by tuning for M=1..1"
