@@ -8,6 +8,7 @@ TRITON ?= triton==3.6.0
 VENV ?= .venv
 BIN = $(VENV)/bin
 WORKERS ?= 2
+BUDGET ?= 150
 TYPED = w4gen/errors.py w4gen/knobs.py w4gen/paths.py w4gen/formats.py w4gen/ir w4gen/schedule w4gen/codegen \
         w4gen/progress.py w4gen/ahead.py w4gen/bundle.py w4gen/cache.py w4gen/pipeline.py w4gen/toolchain.py w4gen/tuned.py
 
@@ -46,9 +47,9 @@ bench:
 	  --format int4_g128 --format nf4_g64 --out docs/results/ablation-h200.json
 	$(PYTHON) -m w4gen.cli curve --model Llama-3.1-8B --json > docs/results/curve-llama-3.1-8b-h200.json
 
-# cache/tuned/ARCH.json of the GPU here: a second run goes on where the first one's seconds ended
+# cache/tuned/ARCH.json of the GPU here, in BUDGET seconds: a second run goes on where the first one's ended
 tuned-rows:
-	$(PYTHON) -m w4gen.cli tune --presets --format int4_g128,nf4_g64 --m 1,8,16,32,64 --budget 150
+	$(PYTHON) -m w4gen.cli tune --presets --format int4_g128,nf4_g64 --m 1,8,16,32,64 --budget $(BUDGET)
 
 bench-docs: $(VENV)/installed
 	$(BIN)/python -m w4gen.bench.report

@@ -121,9 +121,16 @@ def test_nothing_that_is_wrong_is_kept(trials: list[Kernel], monkeypatch: pytest
 
 def test_what_is_asked_more_often_and_takes_longer_is_worth_more(trials: list[Kernel]) -> None:
     large = tune.Question(problem_of(m=8, n=8192, k=8192), 8)
-    small, often, far = (plan.value for plan in tune.planned([QUESTIONS[1], replace(QUESTIONS[0], count=9), large], HERE, 60))
-    assert small < often
-    assert small < far
+    often = replace(QUESTIONS[0], count=90)
+    worth = {plan.question: plan.value for plan in tune.planned([QUESTIONS[1], often, large], HERE, 60)}
+    assert worth[QUESTIONS[1]] < worth[often]
+    assert worth[QUESTIONS[1]] < worth[large]
+
+
+def test_weights_that_are_worth_most_come_first_with_all_their_buckets(trials: list[Kernel]) -> None:
+    asked = [tune.Question(problem_of(m=m, n=n, k=4096), m) for n in (1024, 28672, 8192) for m in (1, 8)]
+    found = [(plan.question.problem.n, plan.question.m) for plan in tune.planned(asked, HERE, 60)]
+    assert found == [(28672, 1), (28672, 8), (8192, 1), (8192, 8), (1024, 1), (1024, 8)]
 
 
 def test_more_seconds_try_more_candidates(trials: list[Kernel], monkeypatch: pytest.MonkeyPatch) -> None:

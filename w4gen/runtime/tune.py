@@ -13,6 +13,7 @@ from __future__ import annotations
 import datetime
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -72,6 +73,12 @@ class Plan:
         """Predicted microseconds of all layers that ask the question."""
         return self.question.count * self.predicted[0] if self.predicted[0] != float("inf") else 1.0
 
+    @property
+    def weight(self) -> tuple[Format, int, int]:
+        """What buckets of one layer have in common: their trials share copies of the weight."""
+        problem = self.question.problem
+        return problem.format, problem.n, problem.k
+
     def cut(self, seconds: float) -> Plan:
         """The plan with as many candidates as can be compiled and timed in its share of the seconds."""
         most = max(LEAST, int(seconds / max(A_TRIAL_S, A_COMPILE_S / ahead.cores())))
@@ -79,7 +86,10 @@ class Plan:
 
 
 def planned(questions: Sequence[Question], arch: Arch, seconds: float) -> list[Plan]:
-    """A plan for each question, the candidates ranked in other processes and cut to what its share of the seconds allows."""
+    """A plan for each question, the candidates ranked in other processes and cut to what its share of the seconds allows.
+
+    Weights whose time is worth most come first, so that what the seconds do not reach matters least.
+    """
     rankings = {Ranking(each.problem, arch, each.m, MOST): each for each in questions}
     ranked: dict[Ranking, Sequence[tuple[str, float]]] = {}
     for done in ahead.compiled(rankings):
@@ -89,12 +99,16 @@ def planned(questions: Sequence[Question], arch: Arch, seconds: float) -> list[P
     plans = [
         Plan(
             question,
-            tuple(Ask(question.problem, arch, Schedule.parse(text)) for text, _ in ranked[ranking]),
+            tuple(Ask(question.problem, arch, Schedule.parse(schedule)) for schedule, _ in ranked[ranking]),
             tuple(us for _, us in ranked[ranking]),
         )
         for ranking, question in rankings.items()
         if ranked[ranking]
     ]
+    worth: dict[object, float] = defaultdict(float)
+    for plan in plans:
+        worth[plan.weight] += plan.value
+    plans.sort(key=lambda plan: worth[plan.weight], reverse=True)
     parts = shares([plan.value for plan in plans], seconds)
     return [plan.cut(part) for plan, part in zip(plans, parts, strict=True)]
 
