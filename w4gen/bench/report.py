@@ -25,6 +25,10 @@ unrounded product in float64; *equal* counts launches, each into an output poiso
 """
 
 
+COMMANDS = ("w4gen.bench.compare ", "w4gen.cli bench ", "w4gen.cli curve ")
+"""What made the files of results that are told of here; others are of other measurements."""
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows of one file as a table."""
     lines = [
@@ -116,7 +120,8 @@ def tuned_rows(path: Path) -> str:
 
 def main() -> None:
     """Write docs/performance.md."""
-    files = sorted((CHECKOUT / "docs" / "results").glob("*.json"))
+    every = sorted((CHECKOUT / "docs" / "results").glob("*.json"))
+    files = [path for path in every if any(name in json.loads(path.read_text()).get("command", "") for name in COMMANDS)]
     sections = [*map(section, files), *map(tuned_rows, sorted((CHECKOUT / "cache" / "tuned").glob("*.json")))]
     text = "\n".join([INTRO, *(f"\n{each}\n" for each in sections)])
     (CHECKOUT / "docs" / "performance.md").write_text(text.replace("\n\n\n", "\n\n"))
