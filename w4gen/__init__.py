@@ -15,6 +15,9 @@ from w4gen.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from w4gen.api import compile, supports
+    from w4gen.bench.ablate import ablate
+    from w4gen.bench.compare import compare
+    from w4gen.bench.curve import curve
     from w4gen.bench.tune import tune
     from w4gen.checkpoints.inspect import inspect
     from w4gen.checkpoints.load import load
@@ -30,6 +33,9 @@ _PLACES = {
     "compile": "w4gen.api",
     "supports": "w4gen.api",
     "W4Error": "w4gen.errors",
+    "ablate": "w4gen.bench.ablate",
+    "compare": "w4gen.bench.compare",
+    "curve": "w4gen.bench.curve",
     "tune": "w4gen.bench.tune",
     "Format": "w4gen.ir.types",
     "bind": "w4gen.runtime.launch",
@@ -46,9 +52,12 @@ __all__ = [
     "Linear",
     "W4Error",
     "Weight",
+    "ablate",
     "bind",
+    "compare",
     "compile",
     "convert",
+    "curve",
     "inspect",
     "linear",
     "load",

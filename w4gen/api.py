@@ -23,6 +23,12 @@ def parse_shape(text: str) -> tuple[int, int, int]:
     return m, k, n
 
 
+def parse_layer(text: str) -> tuple[int, int] | None:
+    """(k, n) of `KxN`: inputs x outputs; None where it is something else."""
+    match = re.fullmatch(r"(\d+)[xX×](\d+)", text.strip())
+    return (int(match[1]), int(match[2])) if match else None
+
+
 def problem_of(
     *, m: int, n: int, k: int, format: str | Format = "int4_g128", dtype_name: str = "float16", bias: bool = False
 ) -> Problem:

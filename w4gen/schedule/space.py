@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import lcm
+from math import lcm, log
 
 from w4gen.errors import W4Error
 from w4gen.ir.layout import QUAD, Layout
@@ -16,7 +16,7 @@ from w4gen.schedule.apply import apply
 from w4gen.schedule.arch import Arch
 from w4gen.schedule.cost import Prediction, declared, predicted
 from w4gen.schedule.rewrite import ceil_to
-from w4gen.schedule.rules import SHARED, ways
+from w4gen.schedule.rules import SHARED, pick, ways
 from w4gen.schedule.schedule import Schedule
 from w4gen.schedule.stored import layout_for
 
@@ -45,6 +45,25 @@ def candidates(program: Program, arch: Arch, m: int) -> list[Candidate]:
     """Every schedule of the space, the one predicted fastest first, those that are refused last. Ties keep the space's order."""
     found = [judged(program, schedule, arch, m) for schedule in dict.fromkeys(space(program, arch))]
     return sorted(found, key=lambda each: each.us)
+
+
+ALIKE = 0.05
+"""Predictions that differ by a smaller share say nothing of which is faster."""
+
+
+def shortlist(program: Program, arch: Arch, m: int) -> list[Candidate]:
+    """What to time, the most promising first: the rules' choice, then legal candidates by predicted time.
+
+    Of those that are predicted alike, the fewer changes of the rules' choice come first: that was measured, the model was not.
+    """
+    first = judged(program, pick(program, arch), arch, m)
+    own = set(str(first.schedule).split())
+
+    def promise(each: Candidate) -> tuple[int, int]:
+        return round(log(each.us) / ALIKE), len(set(str(each.schedule).split()) - own)
+
+    legal = [each for each in candidates(program, arch, m) if not each.refused and each.schedule != first.schedule]
+    return [first, *sorted(legal, key=promise)]
 
 
 def judged(program: Program, schedule: Schedule, arch: Arch, m: int) -> Candidate:
