@@ -6,14 +6,11 @@ poisoned outputs.
 
 from __future__ import annotations
 
-import datetime
 import itertools
-import json
 import multiprocessing
 import os
 import random
 import statistics
-import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -25,6 +22,7 @@ import torch
 
 from w4gen import toolchain
 from w4gen.api import parse_shape, problem_of
+from w4gen.bench.facts import facts, write
 from w4gen.bench.floors import floor
 from w4gen.codegen.render import Kernel
 from w4gen.ir.rounding import limit
@@ -152,19 +150,8 @@ def main(
         rows.append(row := measure(*shape))
         click.echo(told("x".join(map(str, shape[:3])), row))
         torch.cuda.empty_cache()
-    facts = {
-        "device": torch.cuda.get_device_name(),
-        "date": datetime.date.today().isoformat(),
-        "torch": torch.__version__,
-        "triton": toolchain.version(),
-        "cuda": torch.version.cuda,
-        "command": " ".join(["python -m w4gen.bench.compare", *sys.argv[1:]]),
-        "method": "graph replay over rotating copies of the weights (cold L2), median of medians, interleaved with cuBLAS",
-        "host": host_us(1536, 256),
-        "rows": rows,
-    }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(facts, indent=1) + "\n")
+    method = "graph replay over rotating copies of the weights (cold L2), median of medians, interleaved with cuBLAS"
+    write(out, facts("w4gen.bench.compare") | {"method": method, "host": host_us(1536, 256), "rows": rows})
 
 
 if __name__ == "__main__":
