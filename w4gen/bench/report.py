@@ -19,6 +19,9 @@ only read the same packed bytes, launched the same way: what is left to gain. *e
 unrounded product in float64; *equal* counts launches, each into an output poisoned with NaN, that gave the same bits.
 """
 
+COMPARED = '"command": "python -m w4gen.bench.compare '
+"""What files of results hold that are told of here; others are of other measurements."""
+
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows of one file as a table."""
@@ -50,7 +53,7 @@ def section(path: Path) -> str:
 
 def main() -> None:
     """Write docs/performance.md."""
-    files = sorted((CHECKOUT / "docs" / "results").glob("*.json"))
+    files = sorted(path for path in (CHECKOUT / "docs" / "results").glob("*.json") if COMPARED in path.read_text())
     text = "\n".join([INTRO, *("\n" + section(path) + "\n" for path in files)])
     (CHECKOUT / "docs" / "performance.md").write_text(text.replace("\n\n\n", "\n\n"))
 
