@@ -76,13 +76,28 @@ def invoked(tmp_path: Path, *options: str) -> dict:
 
 def test_a_tiny_decoder_is_measured_on_a_cpu(tmp_path: Path) -> None:
     """Two layers of hidden size 64; what is written is what the page is made of."""
-    found = invoked(tmp_path, "--format", "int4_g64", "--prompt", "9", "--new", "8", "--batch", "3", "--compile", "")
+    found = invoked(
+        tmp_path,
+        "--format",
+        "int4_g64",
+        "--format",
+        "int4_g64+merged",
+        "--prompt",
+        "9",
+        "--new",
+        "8",
+        "--batch",
+        "3",
+        "--compile",
+        "",
+    )
     plain, ours = (found["variants"][name] for name in ("bf16", "int4_g64"))
     assert not [kind for each in (plain, ours) for kind in each.values() if "failed" in kind]
     assert {"memory", "graph", "eager", "prefill", "batch 3"} <= set(plain) & set(ours)
     assert ours["memory"]["layers"] == 14
     assert ours["memory"]["skipped"] == ["lm_head: its weight is shared with model.embed_tokens.weight"]
     assert ours["memory"]["bytes"] == ours["memory"]["stored_bytes"] < ours["memory"]["plain_bytes"] == plain["memory"]["bytes"]
+    assert found["variants"]["int4_g64+merged"]["memory"]["merged"] == 4
     assert 0 <= ours["logits"]["token_error"] < 1e-2
     page = end_to_end_report.document(tmp_path)
     assert "## tiny: a prompt of 9 tokens, 8 new ones" in page

@@ -29,12 +29,13 @@ from w4gen.bench.facts import facts, write
 from w4gen.bench.floors import floor
 from w4gen.bench.replay import captured, kernels
 from w4gen.layers import PRESETS
+from w4gen.merging import merge
 from w4gen.models import Report, convert
 from w4gen.runtime.launch import arch_of
 from w4gen.runtime.linear import Linear
 from w4gen.runtime.warmup import warmup
 
-PLAIN = "bf16"
+PLAIN, MERGED = "bf16", "+merged"
 TINY = {
     "model_type": "qwen2", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 1, "vocab_size": 256, "tie_word_embeddings": True,
@@ -106,8 +107,9 @@ def spoken(run: Run, decoder: Decoder, step: Callable[[], object], seconds: floa
 
 
 def linears_of(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Its linear layers, the head too, converted or not."""
-    return [each for each in model.modules() if isinstance(each, torch.nn.Linear | Linear)]
+    """Its linear layers as they are launched, the head too, converted or not."""
+    found = [each for each in model.modules() if isinstance(each, torch.nn.Linear | Linear)]
+    return list(dict.fromkeys(each.launched if isinstance(each, Linear) else each for each in found))
 
 
 def stored(layer: torch.nn.Module) -> int:
@@ -130,13 +132,17 @@ def memory(model: torch.nn.Module) -> int:
 
 
 def converted(run: Run, models: dict[str, torch.nn.Module], form: str) -> dict[str, Any]:
-    """A copy of the plain model in a format, put with `models`, and its memory: its own, that of a file of it, and the peak."""
+    """A copy of the plain model in a format, put with `models`, and its memory: its own, that of a file of it, and the peak.
+
+    With `+merged` after the format, layers that read the same x are launched as one.
+    """
     model, on_gpu = copy.deepcopy(models[PLAIN]), run.device.type == "cuda"
     before, largest = memory(model), max(map(stored, linears_of(model)))
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()
-    done: Report = convert(model, form, progress=False)
+    done: Report = convert(model, form.removesuffix(MERGED), progress=False)
+    groups = merge(model).merged if form.endswith(MERGED) else ()
     peak = torch.cuda.max_memory_allocated() - held if on_gpu else 0
     rest = before - done.bytes_before
     models[form] = model
@@ -147,6 +153,7 @@ def converted(run: Run, models: dict[str, torch.nn.Module], form: str) -> dict[s
         "peak_more_bytes": peak,
         "largest_layer_bytes": largest,
         "layers": len(done.converted),
+        "merged": len(groups),
         "skipped": [f"{each.name}: {each.reason}" for each in done.skipped],
     }
 
@@ -236,7 +243,7 @@ def measured(run: Run, models: dict[str, torch.nn.Module], batches: tuple[int, .
 
 @click.command()
 @click.option("--model", "name", type=click.Choice(sorted(MODELS)), default="qwen2.5-1.5b", show_default=True)
-@click.option("--format", "forms", multiple=True, default=("int4_g128", "nf4_g64"), show_default=True)
+@click.option("--format", "forms", multiple=True, default=("int4_g128", "nf4_g64", "int4_g128+merged"), show_default=True)
 @click.option("--prompt", default=512, show_default=True, help="tokens of the prompt")
 @click.option("--new", default=128, show_default=True, help="new tokens")
 @click.option("--batch", "batches", multiple=True, type=int, default=(16, 64), show_default=True, help="decoded besides 1")

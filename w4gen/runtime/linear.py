@@ -161,6 +161,11 @@ class Linear(torch.nn.Module):
         """The weight as it is stored now."""
         return Weight(self.format, self.out_features, self.in_features, self.layout, self._held())
 
+    @property
+    def launched(self) -> Linear:
+        """The layer whose kernels a call runs: this one."""
+        return self
+
     def _hold(self, weight: Weight) -> None:
         """Keep a weight, packed for the device that it is on."""
         self._keep(stored_for(weight, weight.codes.device))
