@@ -49,7 +49,7 @@ def test_kernels_of_linear_layers_are_known_by_name(name: str) -> None:
 
 
 def test_what_takes_too_long_or_fails_is_noted_and_the_rest_goes_on(tmp_path: Path) -> None:
-    run = end_to_end.Run(tmp_path / "it.json", 4, 4, torch.device("cpu"), time.time() + 60, {"variants": {}})
+    run = end_to_end.Run(tmp_path / "it.json", 4, 4, torch.device("cpu"), time.time() + 60, results={"variants": {}})
 
     def refuse() -> dict:
         raise RuntimeError("out of memory\nand more")
@@ -102,6 +102,11 @@ def test_a_tiny_decoder_is_measured_on_a_cpu(tmp_path: Path) -> None:
     page = end_to_end_report.document(tmp_path)
     assert "## tiny: a prompt of 9 tokens, 8 new ones" in page
     assert f"{ours['graph']['tokens_s']:,.0f} (" in page
+
+
+def test_only_what_is_asked_for_is_measured(tmp_path: Path) -> None:
+    found = invoked(tmp_path, "--format", "int4_g64", "--prompt", "3", "--new", "8", "--only", "prefill")
+    assert [set(each) for each in found["variants"].values()] == [{"memory", "prefill"}] * 2
 
 
 def test_a_step_gives_what_the_model_gives_without_a_cache() -> None:

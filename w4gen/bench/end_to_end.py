@@ -35,6 +35,7 @@ from w4gen.runtime.launch import arch_of
 from w4gen.runtime.linear import Linear
 from w4gen.runtime.warmup import warmup
 
+KINDS = ("graph", "eager", "prefill", "logits", "batch", "floor", "compiled")
 PLAIN, MERGED = "bf16", "+merged"
 TINY = {
     "model_type": "qwen2", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -52,10 +53,13 @@ class Run:
     new: int
     device: torch.device
     ends: float
+    only: tuple[str, ...] = ()
     results: dict[str, Any] = field(default_factory=dict)
 
     def take(self, name: str, kind: str, seconds: float, measure: Callable[[], dict[str, Any]]) -> None:
         """Note what `measure` gives within `seconds`, or why it gave nothing, and write all that is known."""
+        if self.only and kind.split()[0] not in self.only:
+            return
         start, into = time.perf_counter(), self.results["variants"].setdefault(name, {})
         try:
             with bounded(min(seconds, self.ends - time.time())):
@@ -228,17 +232,17 @@ def measured(run: Run, models: dict[str, torch.nn.Module], batches: tuple[int, .
     for name, decoder in decoders.items():
         run.take(name, "graph", 20, partial(graphed, run, decoder))
     for name, decoder in decoders.items():
-        run.take(name, "eager", 15, partial(spoken, run, decoder, decoder.step))
+        run.take(name, "eager", 15, partial(spoken, run, decoder, decoder.step, 2.5))
         run.take(name, "prefill", 15, partial(prefilled, run, decoder))
     for name, model in models.items():
         if name != PLAIN:
             run.take(name, "logits", 30, partial(compared, run, model))
-    for batch, (name, model) in itertools.product(batches, models.items()):
-        run.take(name, f"batch {batch}", 20, partial(batched, run, model, batch))
     for name, model in models.items() if run.device.type == "cuda" else ():
         run.take(name, "floor", 30, partial(floors, run, model))
     for name, decoder in decoders.items() if mode else ():
         run.take(name, "compiled", 150, partial(compiled, run, decoder, mode))
+    for batch, (name, model) in itertools.product(batches, models.items()):
+        run.take(name, f"batch {batch}", 20, partial(batched, run, model, batch))
 
 
 @click.command()
@@ -248,14 +252,23 @@ def measured(run: Run, models: dict[str, torch.nn.Module], batches: tuple[int, .
 @click.option("--new", default=128, show_default=True, help="new tokens")
 @click.option("--batch", "batches", multiple=True, type=int, default=(16, 64), show_default=True, help="decoded besides 1")
 @click.option("--compile", "mode", default="default", show_default=True, help="Inductor's mode; '' leaves compiling out")
+@click.option("--only", multiple=True, type=click.Choice(KINDS), help="what is measured, repeatable; by default all of it")
 @click.option("--budget", default=150.0, show_default=True, help="seconds that all of it may take; what is left then is left out")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="JSON file to write")
 def main(
-    name: str, forms: tuple[str, ...], prompt: int, new: int, batches: tuple[int, ...], mode: str, budget: float, out: Path
+    name: str,
+    forms: tuple[str, ...],
+    prompt: int,
+    new: int,
+    batches: tuple[int, ...],
+    mode: str,
+    only: tuple[str, ...],
+    budget: float,
+    out: Path,
 ) -> None:
     """Measure a decoder in bf16 and in formats, on the GPU if there is one, and write what was measured."""
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-    run = Run(out, prompt, new, device, time.time() + budget)
+    run = Run(out, prompt, new, device, time.time() + budget, (*only, "memory") if only else ())
     asked = {"model": name, "prompt": prompt, "new": new, "about": MODELS[name]}
     run.results.update(facts("w4gen.bench.end_to_end") | asked | {"variants": {}})
     with torch.no_grad():
@@ -265,7 +278,8 @@ def main(
             run.take(form, "memory", 60, partial(converted, run, models, form))
         if device.type == "cuda":
             ours = torch.nn.ModuleList([each for form, each in models.items() if form != PLAIN])
-            told = warmup(ours, (1, *batches, prompt), progress=False)
+            rows = (1, prompt, *(batches if not only or "batch" in only else ()))
+            told = warmup(ours, rows, progress=False)
             run.results["warmup"] = {"kernels": told.compiled, "found": told.found, "seconds": round(told.seconds, 1)}
         measured(run, models, batches, mode)
 
