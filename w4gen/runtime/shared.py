@@ -103,7 +103,7 @@ class Fan:
         if whole is None or (torch.is_grad_enabled() and any(learns(each.bias) for each in self.parts)):
             return None
         whole.batch_invariant = part.batch_invariant
-        ys = whole(x).split([each.out_features for each in self.parts], -1)
+        ys = whole.forward(x).split([each.out_features for each in self.parts], -1)
         self.left = x, version(x), part.batch_invariant, ys
         return ys[0]
 
