@@ -19,8 +19,20 @@ TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """What layers of one x are called in the models of Transformers; whether they are, their module's code says."""
 
 
-PLAIN = (ast.Assign, ast.AnnAssign, ast.Return, ast.Expr)
+ALWAYS = (ast.Assign, ast.AnnAssign, ast.Return, ast.Expr)
 """Statements that are reached always, where those before them are."""
+PERHAPS = (
+    ast.IfExp,
+    ast.BoolOp,
+    ast.Compare,
+    ast.Lambda,
+    ast.ListComp,
+    ast.SetComp,
+    ast.DictComp,
+    ast.GeneratorExp,
+    ast.NamedExpr,
+)
+"""Expressions of which parts may not be worked out, or more than once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,33 +102,42 @@ def _in_turn(module: torch.nn.Module, names: tuple[str, ...]) -> tuple[str, ...]
     """Layers in the order in which a module's forward calls each once with one x; or why that is not certain."""
     kind = type(module).__name__
     try:
-        source = inspect.getsource(inspect.unwrap(type(module).forward))
+        source = textwrap.dedent(inspect.getsource(inspect.unwrap(type(module).forward)))
     except (OSError, TypeError):
         return f"the source of {kind}.forward is not to be had"
-    (function,) = ast.parse(textwrap.dedent(source)).body
-    uses = [each for each in ast.walk(function) if isinstance(each, ast.Attribute) and each.attr in names]
-    certain = [call for statement in function.body if isinstance(statement, PLAIN) for call in _calls(statement)]  # type: ignore[attr-defined]
-    calls = [call for call in certain if call.func in uses]  # type: ignore[attr-defined]
-    if sorted(ast.unparse(call.func) for call in calls) != sorted(f"self.{name}" for name in names) or len(uses) != len(names):  # type: ignore[attr-defined]
+    function = next((each for each in ast.parse(source).body if isinstance(each, ast.FunctionDef)), None)
+    if function is None:
+        return f"{kind}.forward is no function of its own"
+    uses = [ast.unparse(each) for each in ast.walk(function) if isinstance(each, ast.Attribute) and each.attr in names]
+    calls = {ast.unparse(call.func): call for statement in function.body for call in _calls(statement)}
+    asked = {f"self.{name}": name for name in names}
+    if sorted(uses) != sorted(asked) or not asked.keys() <= calls.keys():
         return f"{kind}.forward does not call each of {', '.join(names)} once, and always"
-    given = {ast.unparse(each) for call in calls for each in (*call.args, *call.keywords)}  # type: ignore[attr-defined]
-    parameters = {each.arg for each in function.args.args}  # type: ignore[attr-defined]
-    written = {each.id for each in ast.walk(function) if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Load)}
-    if len(given) != 1 or not given <= parameters - written:
+    given = {ast.unparse(each) for use in asked for each in (*calls[use].args, *calls[use].keywords)}
+    if len(given) != 1 or not given <= {each.arg for each in function.args.args} - _written(function):
         told = ", ".join(sorted(given))
         return f"{kind}.forward gives {', '.join(names)} more than one argument, or one that it may change: {told}"
-    return tuple(call.func.attr for call in sorted(calls, key=lambda call: (call.lineno, call.col_offset)))  # type: ignore[attr-defined]
+    return tuple(asked[use] for use in sorted(asked, key=lambda use: (calls[use].lineno, calls[use].col_offset)))
 
 
 def _calls(statement: ast.stmt) -> Iterator[ast.Call]:
-    """Calls in a statement that are made whenever it is: none in what is chosen, repeated, or kept for later."""
-    pending: list[ast.AST] = [statement]
+    """Calls in a statement that are made always: none in what is chosen, repeated, or kept for later."""
+    pending: list[ast.AST] = [statement] if isinstance(statement, ALWAYS) else []
     while pending:
         node = pending.pop()
-        if isinstance(
-            node, ast.IfExp | ast.BoolOp | ast.Lambda | ast.comprehension | ast.GeneratorExp | ast.ListComp | ast.NamedExpr
-        ):
+        if isinstance(node, PERHAPS):
             continue
         if isinstance(node, ast.Call):
             yield node
         pending += ast.iter_child_nodes(node)
+
+
+def _written(function: ast.FunctionDef) -> set[str]:
+    """Names that a function may give another value, or whose tensors it may write to."""
+    found = set()
+    for node in ast.walk(function):
+        stored = isinstance(node, ast.Name | ast.Subscript | ast.Attribute) and not isinstance(node.ctx, ast.Load)
+        in_place = isinstance(node, ast.Attribute) and node.attr.endswith("_")
+        if stored or in_place or (isinstance(node, ast.keyword) and node.arg == "out"):
+            found |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+    return found

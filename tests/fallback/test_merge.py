@@ -137,6 +137,32 @@ class Asked(Mlp):
         return self.gate_proj(x) * self.up_proj(x) * self.up_proj.in_features
 
 
+class InPlace(Mlp):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.gate_proj(x)
+        x.add_(1)
+        return y * self.up_proj(x)
+
+
+class Indexed(Mlp):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.gate_proj(x)
+        x[..., 0] = 1
+        return y * self.up_proj(x)
+
+
+class Out(Mlp):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.gate_proj(x)
+        torch.add(x, 1, out=x)
+        return y * self.up_proj(x)
+
+
+class Listed(Mlp):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return sum(self.gate_proj(x) * self.up_proj(x) for _ in range(2))
+
+
 class Sourceless(Mlp):
     forward = eval("lambda self, x: self.gate_proj(x) * self.up_proj(x)")
 
@@ -161,6 +187,10 @@ REFUSED = {
     "either": (lambda: made(Either, merged=False), NOT_ONCE),
     "twice": (lambda: made(Twice, merged=False), NOT_ONCE),
     "two": (lambda: made(Two, merged=False), "more than one argument, or one that it may change: other, x"),
+    "in place": (lambda: made(InPlace, merged=False), "or one that it may change: x"),
+    "indexed": (lambda: made(Indexed, merged=False), "or one that it may change: x"),
+    "out": (lambda: made(Out, merged=False), "or one that it may change: x"),
+    "listed": (lambda: made(Listed, merged=False), NOT_ONCE),
     "asked": (lambda: made(Asked, merged=False), NOT_ONCE),
     "sourceless": (lambda: made(Sourceless, merged=False), "forward"),
     "a whole weight's": (lambda: made(Mlp, "nvfp4", merged=False), "scale.scale belong to a whole weight"),

@@ -207,6 +207,7 @@ def graphed(run: Run, decoder: Decoder) -> dict[str, Any]:
 def compiled(run: Run, decoder: Decoder, mode: str) -> dict[str, Any]:
     """A step that Inductor compiled, in one CUDA graph."""
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     start, options = time.perf_counter(), {} if mode == "default" else {"mode": mode}
     made = torch.compile(decoder.model, dynamic=False, **options)
     decoder.again()
