@@ -215,13 +215,15 @@ def test_inference_mode_gives_inference_tensors(gpu: object) -> None:
     assert gpu.asked == 1
 
 
-def test_nothing_is_prepared_over_inference_tensors(gpu: object) -> None:
+def test_every_launch_waits_over_inference_tensors(gpu: object) -> None:
+    """Nothing counts what is written to them."""
     with torch.inference_mode():
-        layer = module()
-    for _ in range(3):
-        layer(x_of(3))
-    assert gpu.asked == 3
-    assert not any(early for early, _ in gpu.launched)
+        layer, x = module(), x_of(3)
+        warm(layer, x, gpu)
+        layer.scale.zero_()
+        layer(x)
+    assert gpu.asked == 1
+    assert [early for early, _ in gpu.launched] == [False] * 3
 
 
 def test_what_is_wrong_is_refused_after_a_warm_call(gpu: object) -> None:

@@ -52,7 +52,8 @@ def prepared(launch: Launch | None, x: torch.Tensor, buffers: Buffers, names: tu
     held = {name: each for name in (*names, "bias") if (each := buffers.get(name)) is not None}
     if launch is None or buffers.get("order") is not None or not _fixed(launch, x, held):
         return None
-    early, m = True in launch.ways, x.numel() // x.shape[-1]
+    early = True in launch.ways and not any(each.is_inference() for each in held.values())  # nothing counts writes to those
+    m = x.numel() // x.shape[-1]
     rest = [each.data_ptr() for each in held.values()] + [m]
     shape = (*x.shape[:-1], launch.kernel.problem.outputs)
     return _call(launch.ways[early][0], launch.grid(m)[0], rest, held, torch.empty(shape, dtype=x.dtype, device="meta"), x.device)
@@ -67,7 +68,7 @@ def _fixed(launch: Launch, x: torch.Tensor, held: Mapping[str, torch.Tensor]) ->
         and places[:2] == (0, 1)
         and list(places) == sorted(places)
         and len(places) == len(held) + 3
-        and not any(each.is_inference() or type(each) is not torch.Tensor for each in held.values())
+        and all(type(each) is torch.Tensor for each in held.values())
         and (bias is None or (bias.dtype == x.dtype and bias.data_ptr() % 16 == 0))
     )
 
@@ -78,7 +79,7 @@ def _call(
     """The call, with all that it needs in variables of its own; `y` is an output without memory, `rest` follows y and x."""
     begin, flags, index, empty = start.start, start.flags, on.index, EMPTY[on.type]
     sizes, strides, dtype, biased = tuple(y.shape), y.stride(), y.dtype, "bias" in held
-    noted = [(name, ref(each), each.data_ptr(), each._version) for name, each in held.items()]
+    noted = [(name, ref(each), each.data_ptr(), None if each.is_inference() else each._version) for name, each in held.items()]
     device, stream, graded = launches.current_device, launches.current_stream, torch.is_grad_enabled
 
     def call(x: torch.Tensor, buffers: Buffers) -> torch.Tensor | None:
@@ -87,7 +88,9 @@ def _call(
             return None
         for name, known, place, version in noted:
             each = buffers.get(name)
-            if each is not known() or each is None or each.data_ptr() != place or each._version != version:
+            if each is not known() or each is None or each.data_ptr() != place:
+                return None
+            if version is not None and each._version != version:
                 return None
         bias = buffers.get("bias", x)  # that of a layer without one is None; a Parameter in its place is no buffer
         if (bias is not None) != biased or (biased and bias.requires_grad and graded()):
