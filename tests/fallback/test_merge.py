@@ -306,6 +306,41 @@ def test_nothing_is_left_behind_and_nothing_is_held_twice() -> None:
     assert held() is None
 
 
+def test_a_functional_call_uses_what_it_is_given_and_changes_nothing(launches: list[int]) -> None:
+    model, x = made(), x_of(2)
+    before, given = model(x), {name: each for name, each in other_state().items() if "extra" not in name}
+    plain = made(merged=False)
+    plain.load_state_dict(other_state())
+    assert torch.equal(torch.func.functional_call(model, given, (x,)), plain(x))
+    launches.clear()
+    assert torch.equal(model(x), before)
+    assert launches == [128, K]
+
+
+def test_vmap_is_a_loop() -> None:
+    model, x = made(), x_of(4, 3)
+    assert torch.allclose(torch.vmap(model)(x), torch.stack([model(each) for each in x]), rtol=1e-5, atol=1e-6)
+
+
+def test_an_exported_module_gives_the_same(launches: list[int]) -> None:
+    model, x = made(), x_of(3)
+    assert torch.equal(torch.export.export(model, (x,)).module()(x), model(x))
+    launches.clear()
+    model(x)
+    assert launches == [128, K]
+
+
+def test_buffers_that_are_taken_away_free_the_whole() -> None:
+    model = made()
+    held = weakref.ref(model.gate_proj.fan.whole.codes)
+    for part in (model.gate_proj, model.up_proj):
+        for name in ("codes", "scale"):
+            part._buffers[name] = part._buffers[name].clone()
+    model(x_of(1))
+    gc.collect()
+    assert held() is None
+
+
 def test_gradients_reach_x_and_the_biases() -> None:
     found = []
     for merged in (False, True):

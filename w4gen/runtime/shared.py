@@ -51,7 +51,7 @@ class Fan:
             return str(refused)
         bias = None if self.parts[0].bias is None else torch.cat([part.bias for part in self.parts])
         whole = Linear(stored_for(weight, weight.codes.device), bias, self.parts[0].batch_invariant)
-        problem = self._take(whole)
+        self.sizes, problem = [part.out_features for part in self.parts], self._take(whole)
         self.whole = None if problem else whole
         return problem
 
@@ -87,9 +87,11 @@ class Fan:
             return self.whole  # addresses cannot be traced; what moves or assigns buffers makes another whole
         if self.pending:
             self.join()
-        if self.whole is not None and not self.valid():
-            self._apart()
-        return self.whole
+        if self.whole is None or self.valid():
+            return self.whole
+        if any(known() is None for _, _, known, _ in self.held):
+            self._apart()  # not for a while, as a functional call has it, but for good
+        return None
 
     def answer(self, place: int, x: torch.Tensor) -> torch.Tensor | None:
         """y of one part; None where it is to answer for itself."""
@@ -103,7 +105,7 @@ class Fan:
         if whole is None or (torch.is_grad_enabled() and any(learns(each.bias) for each in self.parts)):
             return None
         whole.batch_invariant = part.batch_invariant
-        ys = whole.forward(x).split([each.out_features for each in self.parts], -1)
+        ys = whole.forward(x).split(self.sizes, -1)
         self.left = x, version(x), part.batch_invariant, ys
         return ys[0]
 
