@@ -22,7 +22,7 @@ from w4gen.ir.types import dtype as named_dtype
 from w4gen.runtime import eager, launch
 from w4gen.runtime.dtypes import TORCH
 from w4gen.runtime.linear import Linear
-from w4gen.runtime.ops import VERSION, known
+from w4gen.runtime.ops import VERSION
 
 LAYERS = ("1536x256", "1536x8960", "4096x4096", "4096x14336")
 TURN = 100
@@ -50,7 +50,7 @@ def measure(m: int, k: int, n: int, form: str, kind: torch.dtype, device: torch.
     weight, rest = list(layer.weight.buffers), (*how, False, "", None, VERSION)
     with torch.inference_mode():
         expected = [layer(x), layer(x)]  # the first by the op
-        found = known(x, *how, None, False, "", None)
+        found = eager.known(x, *how, None, False, "", None)
         if found is None:
             raise click.ClickException(f"{m}x{k}x{n} in {form} has no kernel: w4gen explain says why")
         bound, w = launch.bind(found.kernel), layer.weight

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from weakref import ref
 
 import torch
@@ -18,6 +18,7 @@ from torch._C._dynamo import guards
 from torch.autograd import forward_ad
 
 from w4gen.runtime import launch as launches
+from w4gen.runtime import ops
 from w4gen.runtime.launch import Launch, Start
 
 Buffers: TypeAlias = Mapping[str, torch.Tensor | None]
@@ -41,6 +42,11 @@ def plain(x: torch.Tensor) -> bool:
         or _get_tracing_state() is not None
         or forward_ad._current_level >= 0
     )
+
+
+def known(*asked: Any) -> Launch | None:
+    """The launch that a call found (see `ops.question`); None where there was none yet, or the fallback answers."""
+    return ops.LAUNCHES.get(ops.question(*asked))
 
 
 def prepared(launch: Launch | None, x: torch.Tensor, buffers: Buffers, names: tuple[str, ...]) -> Call | None:

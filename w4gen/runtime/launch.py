@@ -206,13 +206,14 @@ def bind(kernel: Kernel) -> Callable[..., torch.Tensor]:
     def call(x: torch.Tensor, w: Weight, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None) -> torch.Tensor:
         if x.dim() != 2 or x.shape[1] != problem.k or not problem.m[0] <= x.shape[0] <= problem.m[1]:
             raise ShapeError(f"x is {list(x.shape)}; this kernel takes [{problem.m[0]}…{problem.m[1]}, {problem.k}]")
-        places = {each.device for each in (x, *w.buffers, bias, residual) if each is not None}
-        if x.dtype != torch_dtype(problem.x) or len(places) > 1:
-            raise ShapeError(f"x is {x.dtype} on {x.device}; this kernel takes {torch_dtype(problem.x)}, and all on one device")
+        if x.dtype != torch_dtype(problem.x) or x.device != w.codes.device:
+            raise ShapeError(f"x is {x.dtype} on {x.device}; this kernel takes {torch_dtype(problem.x)} on {w.codes.device}")
         if (w.format, w.n, w.k) != (problem.format, problem.n, problem.k) or (bias is not None) != problem.bias:
             raise ShapeError(f"{w} with{'' if bias is not None else 'out'} bias does not answer the kernel's problem {problem}")
         if (None if residual is None else tuple(residual.shape)) != ((x.shape[0], problem.outputs) if problem.residual else None):
             raise ShapeError(f"residual does not answer the kernel's problem {problem}: give one of y's shape, or none")
+        if any(each is not None and each.device != x.device for each in (*w.buffers, bias, residual)):
+            raise ShapeError(f"x is on {x.device}, and another tensor is not: move all of them to one device")
         w = w.packed_as(layout) if layout is not None else w
         y = torch.full((x.shape[0], problem.outputs), torch.nan, dtype=torch_dtype(problem.y), device=x.device)
         if x.device not in launches:

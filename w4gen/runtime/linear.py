@@ -15,7 +15,7 @@ from w4gen.ir.problem import ACTIVATIONS, PAIRED, outputs
 from w4gen.ir.types import Format
 from w4gen.runtime import dtypes, eager
 from w4gen.runtime.epilogue import finished
-from w4gen.runtime.ops import VERSION, known, refuse_mixed, stored_for
+from w4gen.runtime.ops import VERSION, refuse_mixed, stored_for
 from w4gen.runtime.weight import Weight
 
 
@@ -211,7 +211,7 @@ class Linear(torch.nn.Module):
     def _prepare(self, asked: tuple[Any, ...], x: torch.Tensor) -> None:
         """Keep what the op found for x, that the next call of this shape may launch it at once."""
         how = self.out_features, self._format, self._layout, self.bias, self.batch_invariant, self.activation, None
-        call = eager.prepared(known(x, *how), x, self._buffers, self._names)
+        call = eager.prepared(eager.known(x, *how), x, self._buffers, self._names)
         if call is not None:
             if len(self._calls) >= eager.LIMIT:
                 self._calls.clear()

@@ -45,24 +45,12 @@ _MISSES = Lock()
 
 
 def question(
-    x: torch.Tensor,
-    n: int,
-    format: str,
-    layout: str,
-    bias: torch.Tensor | None,
-    batch_invariant: bool,
-    activation: str,
-    residual: torch.Tensor | None,
+    x: torch.Tensor, n: int, format: str, layout: str, bias: Any, batch_invariant: bool, activation: str, residual: Any
 ) -> Key:
-    """What a launch is looked up by, for x [..., K]."""
+    """What the launch for x [..., K] is looked up by."""
     k = x.shape[-1]
     rows = EVERY if batch_invariant else bucket(x.numel() // k)
     return x.device.index, x.dtype, rows, n, k, format, layout, bias is not None, activation, residual is not None
-
-
-def known(*asked: Any) -> Launch | None:
-    """The launch that a call found (see `question`); None where there was none yet, or the fallback answers."""
-    return LAUNCHES.get(question(*asked))
 
 
 def on_gpu(
