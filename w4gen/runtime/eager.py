@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 from weakref import ref
 
 import torch
+from torch import Tensor, is_grad_enabled
 from torch._C import (
     _are_functorch_transforms_active,
     _get_tracing_state,
@@ -16,6 +17,7 @@ from torch._C import (
 )
 from torch._C._dynamo import guards
 from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
 
 from w4gen.runtime import launch as launches
 from w4gen.runtime import ops
@@ -32,9 +34,9 @@ LIMIT = 64
 def plain(x: torch.Tensor) -> bool:
     """Whether a call with x is a launch and nothing else: no gradient, no autocast, and nothing that traces or transforms it."""
     return not (
-        torch.compiler.is_dynamo_compiling()  # first: it goes no further
-        or type(x) is not torch.Tensor
-        or (x.requires_grad and torch.is_grad_enabled())
+        is_dynamo_compiling()  # first: it goes no further
+        or type(x) is not Tensor
+        or (x.requires_grad and is_grad_enabled())
         or _is_any_autocast_enabled()
         or _len_torch_dispatch_stack()
         or _len_torch_function_stack()
@@ -86,7 +88,7 @@ def _call(
     begin, flags, index, empty = start.start, start.flags, on.index, EMPTY[on.type]
     sizes, strides, dtype, biased = tuple(y.shape), y.stride(), y.dtype, "bias" in held
     noted = [(name, ref(each), each.data_ptr(), None if each.is_inference() else each._version) for name, each in held.items()]
-    device, stream, graded = launches.current_device, launches.current_stream, torch.is_grad_enabled
+    device, stream = launches.current_device, launches.current_stream
 
     def call(x: torch.Tensor, buffers: Buffers) -> torch.Tensor | None:
         at = x.data_ptr()
@@ -99,7 +101,7 @@ def _call(
             if version is not None and each._version != version:
                 return None
         bias = buffers.get("bias", x)  # that of a layer without one is None; a Parameter in its place is no buffer
-        if (bias is not None) != biased or (biased and bias.requires_grad and graded()):
+        if (bias is not None) != biased or (biased and bias.requires_grad and is_grad_enabled()):
             return None
         y = empty(sizes, strides, dtype)
         begin(*grid, stream(index), *flags, y.data_ptr(), at, *rest)
