@@ -393,3 +393,7 @@ def test_in_the_stored_order_of_a_gpu_parts_begin_where_blocks_do(n: int, merged
     block.gate_proj(x), block.up_proj(x)
     assert gpu.asked == asked
     assert len(gpu.launched) == before + (1 if merged else 2)
+    block.up_proj.scale.mul_(1)
+    block.gate_proj(x), block.up_proj(x)
+    assert gpu.asked == asked + 1
+    assert [early for early, _ in gpu.launched[before:]] == ([True, False] if merged else [True] * 3 + [False])
