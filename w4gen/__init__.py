@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from w4gen.checkpoints.load import load
     from w4gen.errors import W4Error
     from w4gen.ir.types import Format
+    from w4gen.merging import merge
     from w4gen.models import convert
     from w4gen.runtime.launch import bind
     from w4gen.runtime.linear import Linear, linear
@@ -44,6 +45,7 @@ _PLACES = {
     "inspect": "w4gen.checkpoints.inspect",
     "linear": "w4gen.runtime.linear",
     "load": "w4gen.checkpoints.load",
+    "merge": "w4gen.merging",
     "Weight": "w4gen.runtime.weight",
     "warmup": "w4gen.runtime.warmup",
 }
@@ -61,6 +63,7 @@ __all__ = [
     "inspect",
     "linear",
     "load",
+    "merge",
     "supports",
     "tune",
     "warmup",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import random
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,7 +24,7 @@ from w4gen.ir.types import Format
 from w4gen.ir.types import dtype as named_dtype
 from w4gen.runtime.dtypes import OURS, TORCH
 from w4gen.runtime.launch import arch_of, bind
-from w4gen.runtime.linear import Linear, linear
+from w4gen.runtime.linear import linear
 from w4gen.runtime.ops import stored_for
 from w4gen.runtime.reference import error, reference
 from w4gen.runtime.timer import copies_for, time_calls
@@ -92,23 +91,6 @@ def measure(m: int, k: int, n: int, format: str | Format, dtype: str) -> dict[st
     }
 
 
-def host_us(k: int, n: int, calls: int = 300) -> dict[str, Any]:
-    """Host microseconds of one eager call at M = 1, of w4gen.Linear and nn.Linear in turns: the median of the turns."""
-    plain = torch.nn.Linear(k, n, bias=False, dtype=torch.float16, device="cuda")
-    layer, x = Linear.from_float(plain, "int4_g128"), torch.randn(1, k, dtype=torch.float16, device="cuda")
-    turns: dict[str, list[float]] = {"linear_us": [], "plain_us": []}
-    with torch.inference_mode():
-        for _ in range(ROUNDS + 1):
-            for name, module in (("linear_us", layer), ("plain_us", plain)):
-                torch.cuda.synchronize()
-                start = time.perf_counter()
-                for _ in range(calls):
-                    module(x)
-                turns[name].append((time.perf_counter() - start) / calls * 1e6)
-                torch.cuda.synchronize()
-    return {"k": k, "n": n} | {name: round(statistics.median(times[1:]), 2) for name, times in turns.items()}
-
-
 def told(shape: str, row: dict[str, Any]) -> str:
     """A row as one line."""
     us, cublas, least = row["us"], row["cublas_us"], row["floor_us"]
@@ -139,4 +121,4 @@ def compare(
         progress(told("x".join(map(str, shape[:3])), row))
         torch.cuda.empty_cache()
     method = "graph replay over rotating copies of the weights (cold L2), median of medians, interleaved with cuBLAS"
-    return facts("w4gen.cli") | {"method": method, "host": host_us(1536, 256), "rows": rows}
+    return facts("w4gen.cli") | {"method": method, "rows": rows}

@@ -44,6 +44,15 @@ LAUNCHES: dict[Key, Launch | None] = {}
 _MISSES = Lock()
 
 
+def question(
+    x: torch.Tensor, n: int, format: str, layout: str, bias: Any, batch_invariant: bool, activation: str, residual: Any
+) -> Key:
+    """What the launch for x [..., K] is looked up by."""
+    k = x.shape[-1]
+    rows = EVERY if batch_invariant else bucket(x.numel() // k)
+    return x.device.index, x.dtype, rows, n, k, format, layout, bias is not None, activation, residual is not None
+
+
 def on_gpu(
     x: torch.Tensor,
     weight: list[torch.Tensor],
@@ -59,11 +68,10 @@ def on_gpu(
     """x [M, K] -> y [M, N] by a generated kernel: that of M's bucket or, where rows must not depend on M, that of every M."""
     _current(version)
     refuse_mixed(x, weight, bias, format, residual)
-    m, k = x.shape
+    m = x.shape[0]
     if m == 0:
         return x.new_empty((0, outputs(n, activation)))
-    rows = EVERY if batch_invariant else bucket(m)
-    key = (x.device.index, x.dtype, rows, n, k, format, layout, bias is not None, activation, residual is not None)
+    key = question(x, n, format, layout, bias, batch_invariant, activation, residual)
     try:
         launch = LAUNCHES[key]
     except KeyError:
@@ -217,11 +225,10 @@ def refuse_mixed(
     x: torch.Tensor, weight: Iterable[torch.Tensor], bias: torch.Tensor | None, format: str, residual: torch.Tensor | None
 ) -> None:
     """Raise `ShapeError` with the device of each tensor where they are not all on one."""
-    device = x.device
-    if any(each is not None and each.device != device for each in (*weight, bias, residual)):
+    if {each.device for each in (x, *weight, bias, residual) if each is not None} != {x.device}:
         given = zip((*_format(format).parts(1, 1), "bias", "residual"), (*weight, bias, residual))
         places = ", ".join(f"{name} on {each.device}" for name, each in given if each is not None)
-        raise ShapeError(f"x is on {device}, {places}: move all of them to one device")
+        raise ShapeError(f"x is on {x.device}, {places}: move all of them to one device")
 
 
 def refuse_captured(x: torch.Tensor, what: str, instead: str) -> None:

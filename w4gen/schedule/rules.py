@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 from w4gen.errors import ScheduleError
 from w4gen.ir.groups import spans
@@ -21,6 +22,7 @@ BUCKETS = ((1, 1), (2, 8), (9, 16), (17, 32), (33, 64), (65, 128), (129, 256), (
 """Ranges of M that share one kernel."""
 
 
+@lru_cache(maxsize=1024)
 def bucket(m: int) -> tuple[int, int]:
     """The range of M that `m` falls in; (m, m) outside all of them."""
     return next((each for each in BUCKETS if each[0] <= m <= each[1]), (m, m))
