@@ -181,7 +181,7 @@ def test_emit_writes_binaries(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "name", "arch"),
-    [("1x256x64", "gemv", "portable"), ("20x256x80", "gemm", "sm_80"), ("200x300x40", "dequant", "portable")],
+    [("1x256x64", "gemv", "portable"), ("40x256x80", "gemm", "sm_80"), ("200x300x40", "dequant", "portable")],
 )
 def test_a_rendered_file_checks_itself(shape: str, name: str, arch: str, tmp_path: Path) -> None:
     form = ("--format", "int4_g32", "--arch", arch)

@@ -93,7 +93,7 @@ def test_parts_come_one_after_the_other(fresh_cache: Path) -> None:
         ({"form": "int3_g128"}, "layout", "int3_g128 of this shape stays in rows"),
         ({}, "tuned", "no row of this GPU: w4gen tune makes one"),
         ({"arch": ARCHES["sm_80"]}, "overlap", "gemv_half waits on sm_80"),
-        ({"m": 256}, "overlap", "dequant waits on sm_90"),
+        ({"m": 4096}, "overlap", "dequant waits on sm_90"),
     ],
 )
 def test_a_part_that_is_not_there_is_told(options: dict[str, Any], part: str, why: str, fresh_cache: Path) -> None:

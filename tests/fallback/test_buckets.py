@@ -39,7 +39,7 @@ def test_compiles_are_as_many_as_buckets(arch: str, form: str, fresh_cache: Any,
         rows = held[:-1].view(301, 256)
         for x in (rows[:m], rows[1 : m + 1], held[1:].view(301, 256)[:m], rows[:m, :].T.contiguous().T):
             ops.on_gpu(x, list(w.buffers), None, w.n, str(w.format), str(w.layout))
-    assert [kernel.problem.m for kernel in made] == list(BUCKETS)
+    assert [kernel.problem.m for kernel in made] == [each for each in BUCKETS if each[0] <= 300]
     assert seen == {(0, True)}, "a kernel is compiled for x as it always is: contiguous, from a multiple of 16 bytes"
 
 
