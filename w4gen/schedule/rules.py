@@ -122,7 +122,7 @@ def _fast(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
     n, k, m = problem.n, problem.k, problem.m[1]
     if problem.far or problem.epilogue:
         return None  # their offsets have 32 bits, and they store sums as they are
-    plain = not looked_up and form.zero is None  # what gemm decodes as fast
+    plain = not looked_up and form.zero is None and bool(single)  # what gemm is as fast for: others it scales weight by weight
     if m > 32 or (plain and ((m > 8 and k > (4096 if block_k == 128 else 8192)) or (m > 16 and n * k > 2**22))):
         return None  # each program would read too much of x: gemm reads it once for more outputs
     if problem.m == (1, 1) and problem.x == F16 and form.bits <= 4 and form.affine and beside:
