@@ -8,9 +8,12 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from w4gen import paths
@@ -93,6 +96,7 @@ GEMM = {"m": (17, 32), "n": 250}
 """A question for gemm: one part, or more with the schedule's split_k."""
 ONE = Schedule(template="gemm", block_m=32, block_n=64, block_k=128, unit="mma", side="left", stages=3)
 SPLIT = replace(ONE, split_k=4)
+NESTED = named("int4(origin=-8,group=32,scale=u6(bits=6,group=8))")
 FAST_MMA = Schedule(template="gemv_mma", block_m=8, block_n=16, block_k=128, unit="mma", side="left", stages=3, overlap=1)
 FAST_HALF = Schedule(
     template="gemv_half", block_n=16, block_k=128, unit="halves", split_k=3, sum_at="shared", stages=3, overlap=1
@@ -104,7 +108,11 @@ QUESTIONS: dict[str, tuple[str, dict[str, object], Schedule | None]] = {
     "gemm in parts": ("gemm", GEMM | {"bias": True}, SPLIT),
     "dequant": ("dequant", DENSE, None),
     "mma": ("gemv_mma", {"m": (2, 8), "bias": True}, FAST_MMA),
-    "mma, scales apart": ("gemv_mma", {"m": (2, 8), "format": named("nvfp4")}, FAST_MMA),
+    "mma, scales apart": (
+        "gemv_mma",
+        {"m": (2, 8), "format": named("int4(origin=-8,group=32,scale=u6(bits=6,group=8))")},
+        FAST_MMA,
+    ),
     "half": ("gemv_half", {"bias": True}, FAST_HALF),
     "half, no cluster": ("gemv_half", {}, replace(FAST_HALF, split_k=1, sum_at="global")),
 }
@@ -329,8 +337,7 @@ def test_fast_templates_refuse_steps_that_run_over_the_end(schedule: Schedule) -
 def test_sums_make_up_for_the_power_that_decoding_left_out(name: str, power: int) -> None:
     """No rule gives these kernels; a schedule of one's own may. Chains of halves cannot make up for it, and are refused."""
     source = rendered(asked(m=(2, 8), format=named(name)), FAST_MMA).source
-    made = re.search(r"\ba, b = a \* 2\.0\*\*(\d+), b \* 2\.0\*\*(\d+)", source)
-    assert (made.groups() if made else ()) == ((str(power),) * 2 if power else ())
+    assert re.findall(r"\btotal \*= 2\.0\*\*(\d+)", source) == ([str(power)] if power else [])
     assert "scaled = (part[0] * a, part[1] * a, part[2] * b, part[3] * b)" in source
     with pytest.raises(TemplateError, match="take gemv_mma"):
         rendered(asked(m=(1, 1), format=named(name)), FAST_HALF)
@@ -815,3 +822,52 @@ def test_no_test_of_this_folder_imports_torch() -> None:
 
 def test_ruff_is_there_for_the_goldens() -> None:
     assert shutil.which("ruff") or (Path(sys.executable).parent / "ruff").exists()
+
+
+SHARES = [
+    ("int4_g128", 1536, (128,), "gemv_half"),
+    ("int4_g128", 1536, (64, 128), "gemv_mma"),
+    ("int4_row_f32", 1536, (128,), "gemv_mma"),
+    ("int4_g32", 1536, (64, 128), "gemv_mma"),
+    ("int4_g16_bf16", 1536, (64, 128), "gemv_mma"),
+    ("int4_g32_f32", 1600, (64,), "gemv_mma"),
+    ("mxfp4", 1536, (64, 128), "gemv_mma"),
+    ("mxfp4", 1600, (64,), "gemv_mma"),
+    ("nvfp4", 1536, (64, 128), "gemv_mma"),
+    ("nvfp4", 1600, (64,), "gemv_mma"),
+    ("mxfp8", 1536, (64, 128), "gemv_mma"),
+    ("int2_g16_e4m3", 1536, (128,), "gemv_mma"),
+]
+"""Formats whose scales a lane loads as words, at each length of a step."""
+
+
+@pytest.mark.parametrize(("name", "k", "block_k", "template"), [(n, k, b, t) for n, k, bs, t in SHARES for b in bs], ids=str)
+def test_a_lane_loads_the_scales_of_its_own_outputs(name: str, k: int, block_k: int, template: str) -> None:
+    """The printed addresses, worked out in NumPy, against the layout by which scales are packed."""
+    form, n = named(name), 64
+    schedule = FAST_MMA if template == "gemv_mma" else FAST_HALF
+    kernel = rendered(
+        asked(m=(2, 8) if template == "gemv_mma" else (1, 1), n=n, k=k, format=form), replace(schedule, block_k=block_k, warps=2)
+    )
+    layout = kernel.program.op("scale.view").layout
+    body = re.search(r"def scales_at\(.*?\"\"\"\n(.*?)\n    return scales", kernel.source, re.DOTALL)[1]
+    text = textwrap.dedent(body).replace("scale_ptr.to(gl.pointer_type(gl.int32))", "0")
+    sizes = {m[1]: int(m[2]) for m in re.finditer(r"^(\w+) = gl\.constexpr\((\d+)\)", kernel.source, re.MULTILINE)}
+    groups, unit = sizes.get("GROUPS", 1), 32 // layout.bits
+    own = form.group_in(k)
+    gl = SimpleNamespace(arange=lambda low, high, _: np.arange(low, high), SliceLayout=lambda *_: None)
+    seen = set()
+    for first, lane, worker, turn in itertools.product(range(n // 16), range(32), range(sizes["WORKERS"]), range(sizes["STEPS"])):
+        step = turn * sizes["WORKERS"] + worker
+        if step * block_k >= k:
+            continue
+        for part in range(groups // sizes["NEAR"]):
+            given = sizes | {"first": first, "lane": lane, "worker": worker, "turn": turn, "part": part, "gl": gl, "SCALES": None}
+            exec(text, given | {"each_of": lambda value, _: np.array(value).reshape(1, 1)}, given)
+            places = (np.asarray(given["scales"]).reshape(-1, 1) * unit + np.arange(unit)).reshape(-1) * layout.bits
+            for at, place in enumerate(places):
+                group = (step * block_k + (part * sizes["NEAR"] + at // 2) * block_k // groups) // own
+                row = first * 16 + lane // 4 + at % 2 * 8
+                assert place == layout.address(n=row, g=group), (first, lane, worker, turn, part, at)
+                seen.add(place)
+    assert len(seen) == n * -(-k // own), "every scale is read"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from w4gen.codegen import ptx
-from w4gen.codegen.gluon import GluonPrinter
+from w4gen.codegen import ptx, tl
+from w4gen.codegen.gluon import GluonPrinter, in_gluon
 from w4gen.codegen.printer import constants
+from w4gen.codegen.walk import Walk
 from w4gen.errors import TemplateError
 from w4gen.ir.program import Program
 from w4gen.ir.tile import Dot
@@ -24,7 +25,8 @@ class MmaPrinter(GluonPrinter):
 
     def calls(self) -> dict[str, Any]:
         each = self.blocks["m"] * 128
-        return super().calls() | {"ring": self.ring, "ring_bytes": self.ring * self.schedule.warps * each}
+        own = {"ring": self.ring, "ring_bytes": self.ring * self.schedule.warps * each, "pair": self.pair}
+        return super().calls() | own
 
     @property
     def ring(self) -> int:
@@ -60,12 +62,16 @@ class MmaPrinter(GluonPrinter):
     def scale(self, operand: str) -> str:
         """Scale the sums: two of a thread belong to n, two to n + 8."""
         self.ledger["scaled"] += 1
-        lines = ["a, b = two_of(scales[row])"]
+        return "scaled = (part[0] * a, part[1] * a, part[2] * b, part[3] * b)"
+
+    def pair(self) -> str:
+        """The scales of n and n + 8 in a group, in f32."""
         if self.apart:
-            lines = [f"{name} = scale_of(scales[row * GROUPS + group][{index}])" for index, name in enumerate("ab")]
-        if self.how.power:
-            lines.append(f"a, b = a * 2.0**{self.how.power}, b * 2.0**{self.how.power}")
-        return "\n".join([*lines, "scaled = (part[0] * a, part[1] * a, part[2] * b, part[3] * b)"])
+            return "\n".join(f"{name} = scale_of(scales[row * GROUPS + group][{index}])" for index, name in enumerate("ab"))
+        return (
+            "each = scales_of(scales[row * SCALE_LOADS + group // NEAR])\n"
+            "a, b = each[group % NEAR * 2], each[group % NEAR * 2 + 1]"
+        )
 
     def reduce(self, *names: str) -> str:
         self.ledger["acc"] += 1
@@ -73,8 +79,15 @@ class MmaPrinter(GluonPrinter):
         return f"sums = ({sums})\nacc = replaced(acc, row * TILES + tile, sums)"
 
     def store(self) -> str:
-        """Add the bias, round and write."""
-        return "\n".join([*self.added(), f"gl.store(y_ptr + m * N + n, total.to({self.kind}), mask=(m < m_count) & (n < N))"])
+        """Multiply by what the sums were left without, a power of two and a scale for all k; add the bias, round and write."""
+        lines = [f"total *= 2.0**{self.how.power}"] if self.how.power else []
+        if "rescaled" in self.program.graph:
+            above = self.program.operands("rescaled")["scale"]
+            self.ledger.update([*tl.chain(self.program, above), "rescaled"])
+            lines += [in_gluon(line) for line in Walk(self.program, above, 1).load(above)]
+            lines.append(f"total *= {tl.variable(above)}.to(gl.float32)")
+        lines += self.added()
+        return "\n".join([*lines, f"gl.store(y_ptr + m * N + n, total.to({self.kind}), mask=(m < m_count) & (n < N))"])
 
 
 class HalfPrinter(GluonPrinter):
@@ -85,8 +98,8 @@ class HalfPrinter(GluonPrinter):
     CHAIN = 8
     """Products that one half adds up."""
 
-    def __init__(self, program: Program, schedule: Schedule) -> None:
-        super().__init__(program, schedule)
+    def __init__(self, program: Program, schedule: Schedule, features: frozenset[str] = frozenset()) -> None:
+        super().__init__(program, schedule, features)
         if self.blocks["m"] != 1 or self.apart or program.problem.format.minifloat:
             asked = f"block_m={self.blocks['m']} of {program.problem.format}"
             raise TemplateError(f"gemv_half multiplies one row of x by whole halves of one scale, not {asked}: take gemv_mma")
@@ -139,7 +152,7 @@ class HalfPrinter(GluonPrinter):
 
     def scale(self, operand: str) -> str:
         self.ledger["scaled"] += 1
-        return "a, b = two_of(scales[0])\nscaled = (part[0] * a, part[1] * b)"
+        return "a, b = scales_of(scales[0])\nscaled = (part[0] * a, part[1] * b)"
 
     def reduce(self, *names: str) -> str:
         self.ledger.update(name for name in ("acc", "parts") if name in self.program.graph)

@@ -11,10 +11,10 @@ from w4gen.codegen.printer import Printer, constants
 from w4gen.codegen.walk import Walk
 from w4gen.errors import TemplateError
 from w4gen.ir import decode as d
-from w4gen.ir.groups import beside
+from w4gen.ir.groups import beside, together
 from w4gen.ir.program import Program
 from w4gen.ir.tile import Block, Convert, Dot, Reduce, Repeat, RunOn, Slice
-from w4gen.ir.types import F32
+from w4gen.ir.types import E4M3, F32, Format
 from w4gen.schedule.arch import M16K16
 from w4gen.schedule.schedule import Schedule
 from w4gen.schedule.stored import fragment_order
@@ -36,8 +36,8 @@ class GluonPrinter(Printer):
     DOT: Dot
     FAR = False
 
-    def __init__(self, program: Program, schedule: Schedule) -> None:
-        super().__init__(program, schedule)
+    def __init__(self, program: Program, schedule: Schedule, features: frozenset[str] = frozenset()) -> None:
+        super().__init__(program, schedule, features)
         if self.activation or "residual" in program.operands(self.out):
             raise TemplateError(f"{schedule.template} stores sums as they are: an activation or a residual is for gemm")
         layout = tl.order(program, "codes")
@@ -82,6 +82,7 @@ class GluonPrinter(Printer):
         parts = [part for part in self.program.problem.format.parts(1, 1) if part.partition(".")[0] == "scale"]
         of_scale = {
             "apart": self.apart,
+            "scale_ptx": "" if self.apart else self.scale_ptx(),
             "pointers": tuple_of([tl.pointer(self.program, part) for part in parts]),
             "leaves": tuple_of([tl.variable(leaf) for leaf in self.leaves(self.grouped["scale"])]),
         }
@@ -103,7 +104,8 @@ class GluonPrinter(Printer):
             ("FRAGMENTS", self.order.held["k"] // 16, "times 16 inputs in a quad"),
             ("WORDS", self.order.units, "words of a quad's 32 lanes"),
             ("ROW_WORDS", self.order.stride("n"), "words of 16 outputs"),
-            *([] if self.apart else [("ROW_SCALES", self.scale_strides["n"][-1], "scales of 16 outputs")]),
+            *([] if self.apart else self.of_scales()),
+            *([("ROW_ZEROS", self.strides("zero")["n"][-1], "zeros of 16 outputs")] if self.centred else []),
             *([("ENTRIES", 4**self.bits, "pairs of codes")] if self.looked_up else []),
             ("WARPS", self.schedule.warps, "warps per program"),
             ("WORKERS", self.workers, "warps that share the steps along k"),
@@ -122,15 +124,30 @@ class GluonPrinter(Printer):
             return "\n".join(self.codebook())
         if operand == "scale" and self.apart:
             return "\n".join(self.stored_scale())
-        self.ledger.update(tl.chain(self.program, self.grouped[operand]))
+        self.ledger.update(tl.chain(self.program, self.leaves(self.grouped[operand])[0]))
         return "\n".join(self.beside(operand))
 
     @property
     def apart(self) -> bool:
-        """Whether scales are loaded one by one: where a step has several, or they are not just kept beside the codes."""
-        whole = self.grouped["scale"]
-        ops = map(self.program.op, tl.chain(self.program, whole))
-        return self.groups > 1 or self.leaves(whole) != [whole] or any(isinstance(op, RunOn) for op in ops)
+        """Whether scales are loaded one by one: where they are not just kept beside the codes, in whole words for a lane."""
+        leaves = self.leaves(self.grouped["scale"])
+        alone = len(leaves) > 1 or any(isinstance(op, RunOn) for op in map(self.program.op, tl.chain(self.program, leaves[0])))
+        return alone or self.scale_bits < 8 or self.near * 2 * self.scale_bits % 32 > 0
+
+    @property
+    def scale_bits(self) -> int:
+        """Bits of a scale as it is stored."""
+        return tl.order(self.program, "scale").bits
+
+    @property
+    def near(self) -> int:
+        """Groups of a step whose scales a lane loads at once."""
+        return min(self.groups, together(self.group("scale"), tl.order(self.program, "scale").size("g"), self.scale_bits))
+
+    def group(self, name: str) -> int:
+        """Weights under one scale, or zero."""
+        chain = tl.chain(self.program, self.leaves(self.grouped[name])[0])
+        return next(op.group for op in map(self.program.op, chain) if isinstance(op, Repeat))
 
     def leaves(self, name: str) -> list[str]:
         """What a scale is computed from: slices of what is stored."""
@@ -172,30 +189,72 @@ class GluonPrinter(Printer):
             "words = codes_ptr + each_of(at, FOUR) + gl.arange(0, 4, gl.SliceLayout(0, FOUR))[None, :]",
         ]
 
-    @property
-    def scale_strides(self) -> dict[str, list[int]]:
-        """Scales from one to the next along n (lanes, the two outputs of a lane, 16 outputs) and along g."""
-        layout = tl.order(self.program, "scale")
-        if layout != beside(self.order.layout, layout.size("g"), layout.bits):
-            raise TemplateError(f"scale.view reads {layout}, which is not beside the codes: a thread finds no scale there")
-        return {axis: [d.stride // layout.bits for d in layout.digits if d.axis == axis] for axis in layout.axes}
+    def of_scales(self) -> list[tuple[str, int, str]]:
+        """Constants that tell where the scales of a step are."""
+        return [
+            ("ROW_SCALES", self.strides("scale")["n"][-1] * self.scale_bits // 32, "words of scales of 16 outputs"),
+            ("NEAR", self.near, "groups whose scales a lane loads at once"),
+            ("SCALE_LOADS", self.groups // self.near, "loads of these for the groups of a step"),
+            ("SCALE_WORDS", self.near * 2 * self.scale_bits // 32, "words of a load"),
+        ]
+
+    def strides(self, name: str) -> dict[str, list[int]]:
+        """Scales, or zeros, from one to the next along n (lanes, the two outputs of a lane, 16 outputs) and along g."""
+        layout = tl.order(self.program, name)
+        held = together(self.group(name), layout.size("g"), layout.bits)
+        if layout != beside(self.order.layout, layout.size("g"), layout.bits, held):
+            raise TemplateError(f"{name}.view reads {layout}, which is not beside the codes: a thread finds no {name} there")
+        strides = {axis: [d.stride // layout.bits for d in layout.digits if d.axis == axis] for axis in layout.axes}
+        if strides["n"][1] != 1:
+            raise TemplateError(f"the {name}s of n and n + 8 are not neighbours: a thread loads them as one pair")
+        return strides
 
     def beside(self, name: str) -> list[str]:
-        """Lines that point a thread to the scales, or zeros, of a worker's step."""
-        group = next(
-            op.group for op in map(self.program.op, tl.chain(self.program, self.grouped[name])) if isinstance(op, Repeat)
-        )
-        lanes, pair, _ = self.scale_strides["n"]
-        if pair != 1:
-            raise TemplateError("the scales of n and n + 8 are not neighbours: a thread loads them as one pair")
-        own, each = f"first * ROW_SCALES + lane // 4 * {lanes}", self.scale_strides["g"][0]
-        if group == self.step_k:
-            lines = [f"at = {own} + worker * {each}"]
-            offset = f" + turn * (WORKERS * {each})"
+        """Lines that point a thread to the scales of a part of its worker's step, in words, or to its two zeros."""
+        strides, group, groups = self.strides(name), self.group(name), self.groups
+        unit, layout = (32 // self.scale_bits, "SCALES") if name == "scale" else (1, "TWO")
+        lanes, each = strides["n"][0] // unit, strides["g"][-1] // unit
+        held = together(group, tl.order(self.program, name).size("g"), self.scale_bits)
+        if group < self.step_k and (name == "zero" or group != self.blocks["k"]):
+            raise TemplateError(f"{self.blocks['k']} k of a step are not under one {name}, which {group} k have")
+        offset = ""
+        if group > self.step_k:
+            at = f"(turn * WORKERS + worker) * BLOCK_K // {group} * {each}"
+        elif held > groups:
+            at = f"(turn * WORKERS + worker) * {groups} // {held} * {each}"
+            at += f" + (turn * WORKERS + worker) * {groups} % {held} * 2 // {unit}"
         else:
-            lines = [f"at = {own} + (turn * WORKERS + worker) * BLOCK_K // {group} * {each}"]
-            offset = ""
-        return [*lines, f"{name}s = {name}_ptr + each_of(at, TWO) + gl.arange(0, 2, gl.SliceLayout(0, TWO))[None, :]{offset}"]
+            at, offset = f"worker * {groups // held * each}", f" + turn * (WORKERS * {groups // held * each})"
+            offset += f" + part * {each}" if groups > held else ""
+        own = f"first * ROW_{name.upper()}S + lane // 4{f' * {lanes}' if lanes > 1 else ''}"
+        pointer, count = ("scale_ptr.to(gl.pointer_type(gl.int32))", "SCALE_WORDS") if name == "scale" else ("zero_ptr", "2")
+        return [
+            f"at = {own} + {at}",
+            f"inside = gl.arange(0, {count}, gl.SliceLayout(0, {layout}))[None, :]{offset}",
+            f"{name}s = {pointer} + each_of(at, {layout}) + inside",
+        ]
+
+    def scale_ptx(self) -> str:
+        """What turns a word of scales into f32."""
+        whole = self.grouped["scale"]
+        op, kind = self.program.op(whole), self.program.tile(self.leaves(whole)[0]).element
+        if isinstance(op, Convert) and op.decode is not None:
+            small = kind.minifloat if isinstance(kind, Format) else None
+            return ptx.e4m3_scales() if small == E4M3 and "e4m3" in self.features else ptx.coded_scales(op.decode)
+        return ptx.stored_scales(str(kind))
+
+    def scale_words(self) -> list[str]:
+        """Lines that give the scales of what a lane has loaded, in f32, group after group."""
+        count, outputs = self.near * 2 * self.scale_bits // 32, 32 // self.scale_bits
+        names, asm = [f"w{word}" for word in range(count)], f'"{",".join(["=&f"] * outputs)},r"'
+        lines = ["w0, w1, w2, w3 = four_of(words)"] if count == 4 else ["w0, w1 = gl.split(words)"] if count == 2 else []
+        if count < 4:
+            taken = {"w0": "words.reshape([THREADS])"} if count == 1 else {name: name for name in names}
+            lines += [f"{name} = gl.convert_layout({text}, EACH, assert_trivial=True)" for name, text in taken.items()]
+        lines.append(f"kinds: gl.constexpr = ({tuple_of(['gl.float32'] * outputs)})")
+        for name in names:
+            lines.append(f"{name} = gl.inline_asm_elementwise(SCALE, {asm}, [{name}], dtype=kinds, is_pure=True, pack=1)")
+        return [*lines, f"return {' + '.join(names)}"]
 
     def values(self) -> str:
         """Lines that decode a word."""
@@ -219,8 +278,11 @@ class GluonPrinter(Printer):
 
     def decode(self, operand: str) -> str:
         """Lines that give the fragments of a quad, in the order of k, or a scale from what is stored of it."""
+        whole = self.grouped["scale"]
+        if operand == "scale" and not self.apart:
+            self.ledger[whole] += isinstance(self.program.op(whole), Convert)
+            return "\n".join(self.scale_words())
         if operand == "scale":
-            whole = self.grouped["scale"]
             lines = [in_gluon(line) for line in self.whole_scale(whole)]
             return "\n".join([*lines, f"return {tl.variable(whole)}.to(gl.float32)"])
         self.ledger.update(self.parted("w")[1])

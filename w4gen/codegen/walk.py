@@ -164,7 +164,11 @@ class Walk:
                 lines, inside = [*lines, f"inside = {inside}"], "inside"
             mask = f", mask={inside}, other={zero}"
         if len(where) + len(mask) + len(extra) > 80:
-            lines, where = [*lines, f"{variable(name)}_at = {where}"], f"{variable(name)}_at"
+            at, terms = f"{variable(name)}_at", where.split(" + ")
+            half = len(terms) // 2 if len(where) > 100 and "(" not in where else len(terms)
+            lines = [*lines, f"{at} = {' + '.join(terms[:half])}"]
+            lines += [f"{at} += {' + '.join(terms[half:])}"] if terms[half:] else []
+            where = at
         text = f"tl.load({memory} + {where}{mask}{extra})" + (".to(tl.int32)" if element == U8 else "")
         return lines, text + (f" >> ({shift})" if shift and shift != "0" else "")
 
