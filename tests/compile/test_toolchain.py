@@ -253,6 +253,16 @@ def test_the_scales_of_small_groups_are_one_load_a_step(arch: str, form: str, wo
     assert (count(lines, r"F2FP\S*E4M3") > 0) == (form == "nvfp4" and arch == "sm_90")
 
 
+@pytest.mark.parametrize(("shape", "form"), [("8x28672x8192", "nvfp4"), ("16x28672x8192", "nf4_g64"), ("32x8192x28672", "mxfp4")])
+def test_long_layers_stay_in_the_instruction_cache(shape: str, form: str) -> None:
+    """128 KB; their steps would be two to six times that, one after another."""
+    kernel = w4gen.compile(shape, form, arch="sm_90")
+    (binary,) = toolchain.build(kernel, ARCHES["sm_90"]).values()
+    assert (kernel.name, binary.spills) == ("gemv_mma", 0)
+    assert "LAPS" in kernel.source
+    assert len(re.findall(r"(?m)^\s+/\*[0-9a-f]{4,}\*/", binary.text("sass"))) < 8192
+
+
 @pytest.mark.parametrize(("shape", "template"), [("1x28672x8192", "gemv_half"), ("1x8192x28672", "gemv_half")])
 def test_large_layers_of_one_row_on_sm_90(shape: str, template: str) -> None:
     fast(template, shape, "int4_g128", "float16", "sm_90")

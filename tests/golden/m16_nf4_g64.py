@@ -262,6 +262,48 @@ def replaced(values, i: gl.constexpr, value):
     return values[:i] + (value,) + values[i + 1 :]
 
 
+@gluon.jit
+def turn_of(steps, acc, codes, scale_ptr, zero_ptr, full, x, ring, row_at, first, lane, worker, rows, turn: gl.constexpr):
+    """A step of a warp: its products, added to acc, while what is AHEAD is asked for. Returns the steps that are, and the sums."""
+    zero = gl.zeros([THREADS], gl.float32, EACH)
+    none = (zero, zero, zero, zero)
+    pairs = ()
+    for piece in gl.static_range(turn * PIECES, turn * PIECES + PIECES):
+        run(WAIT)
+        if piece + RING - 1 < STEPS * PIECES:
+            fetch(x, ring, lane, worker, rows, piece + RING - 1)
+        run("cp.async.commit_group;")
+        for half in gl.static_range(2):
+            part = ((lane // 8 + 4 * half) ^ (lane % 8)) * 16
+            for tile in gl.static_range(TILES):
+                pairs = pairs + (matrices(row_at + part + (piece % RING * PIECE + tile * 1024)),)
+    words, scales, zeros = steps[0]
+    for row in gl.static_range(ROWS):
+        for group in gl.static_range(GROUPS):
+            parts = ()
+            for _ in gl.static_range(CHAINS * TILES):
+                parts = parts + (none,)
+            for j in gl.static_range(group * BLOCK_K // (16 * GROUPS), (group + 1) * BLOCK_K // (16 * GROUPS)):
+                if j % FRAGMENTS == 0:
+                    w = fragments_of(words[row * QUADS + j // FRAGMENTS], zeros[row], full)
+                for tile in gl.static_range(TILES):  # even and odd j are sums of their own: two chains of instructions
+                    pair, old = pairs[j // 2 * TILES + tile], parts[j % CHAINS * TILES + tile]
+                    part = mma(w[j % FRAGMENTS], pair[j % 2 * 2], pair[j % 2 * 2 + 1], old)
+                    parts = replaced(parts, j % CHAINS * TILES + tile, part)
+            each = scales_of(scales[row * SCALE_LOADS + group // NEAR])
+            a, b = each[group % NEAR * 2], each[group % NEAR * 2 + 1]
+            for tile in gl.static_range(TILES):
+                low, high, old = parts[tile], parts[(CHAINS - 1) * TILES + tile], acc[row * TILES + tile]
+                part = (low[0] + high[0], low[1] + high[1], low[2] + high[2], low[3] + high[3])
+                scaled = (part[0] * a, part[1] * a, part[2] * b, part[3] * b)
+                sums = (old[0] + scaled[0], old[1] + scaled[1], old[2] + scaled[2], old[3] + scaled[3])
+                acc = replaced(acc, row * TILES + tile, sums)
+    steps = steps[1:]
+    if turn + AHEAD < STEPS:
+        steps = steps + (step_of(codes, scale_ptr, zero_ptr, first, lane, worker, turn + AHEAD),)
+    return steps, acc
+
+
 @gluon.jit(do_not_specialize=["m_count"])
 def gemv_mma(
     y_ptr,
@@ -285,8 +327,9 @@ def gemv_mma(
         steps = steps + (step_of(codes, scale_ptr, zero_ptr, first, lane, worker, turn),)
     full = fill(codebook_ptr, thread)
     x = x_ptr + ((base + lane // 8) * K + worker * BLOCK_K + lane % 8 * 8)
+    rows = m_count - base
     for piece in gl.static_range(RING - 1):
-        fetch(x, ring, lane, worker, m_count - base, piece)
+        fetch(x, ring, lane, worker, rows, piece)
         run("cp.async.commit_group;")
     zero = gl.zeros([THREADS], gl.float32, EACH)
     none = (zero, zero, zero, zero)
@@ -294,41 +337,8 @@ def gemv_mma(
     for _ in gl.static_range(ROWS * TILES):
         acc = acc + (none,)
     row_at = ring + lane % 8 * 128
-    for turn in gl.static_range(STEPS):
-        pairs = ()
-        for piece in gl.static_range(turn * PIECES, turn * PIECES + PIECES):
-            run(WAIT)
-            if piece + RING - 1 < STEPS * PIECES:
-                fetch(x, ring, lane, worker, m_count - base, piece + RING - 1)
-            run("cp.async.commit_group;")
-            for half in gl.static_range(2):
-                part = ((lane // 8 + 4 * half) ^ (lane % 8)) * 16
-                for tile in gl.static_range(TILES):
-                    pairs = pairs + (matrices(row_at + part + (piece % RING * PIECE + tile * 1024)),)
-        words, scales, zeros = steps[0]
-        for row in gl.static_range(ROWS):
-            for group in gl.static_range(GROUPS):
-                parts = ()
-                for _ in gl.static_range(CHAINS * TILES):
-                    parts = parts + (none,)
-                for j in gl.static_range(group * BLOCK_K // (16 * GROUPS), (group + 1) * BLOCK_K // (16 * GROUPS)):
-                    if j % FRAGMENTS == 0:
-                        w = fragments_of(words[row * QUADS + j // FRAGMENTS], zeros[row], full)
-                    for tile in gl.static_range(TILES):  # even and odd j are sums of their own: two chains of instructions
-                        pair, old = pairs[j // 2 * TILES + tile], parts[j % CHAINS * TILES + tile]
-                        part = mma(w[j % FRAGMENTS], pair[j % 2 * 2], pair[j % 2 * 2 + 1], old)
-                        parts = replaced(parts, j % CHAINS * TILES + tile, part)
-                each = scales_of(scales[row * SCALE_LOADS + group // NEAR])
-                a, b = each[group % NEAR * 2], each[group % NEAR * 2 + 1]
-                for tile in gl.static_range(TILES):
-                    low, high, old = parts[tile], parts[(CHAINS - 1) * TILES + tile], acc[row * TILES + tile]
-                    part = (low[0] + high[0], low[1] + high[1], low[2] + high[2], low[3] + high[3])
-                    scaled = (part[0] * a, part[1] * a, part[2] * b, part[3] * b)
-                    sums = (old[0] + scaled[0], old[1] + scaled[1], old[2] + scaled[2], old[3] + scaled[3])
-                    acc = replaced(acc, row * TILES + tile, sums)
-        steps = steps[1:]
-        if turn + AHEAD < STEPS:
-            steps = steps + (step_of(codes, scale_ptr, zero_ptr, first, lane, worker, turn + AHEAD),)
+    for turn in gl.static_range(0, STEPS):
+        steps, acc = turn_of(steps, acc, codes, scale_ptr, zero_ptr, full, x, ring, row_at, first, lane, worker, rows, turn)
     # the sums of the warps meet in shared memory
     SUMS: gl.constexpr = gl.BlockedLayout([WARPS, 1, 1], [1, 2, 16], [1, WARPS, 1], [2, 1, 0])
     meet = gl.allocate_shared_memory(gl.float32, [ROWS * TILES, WARPS, 8, 16], gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))

@@ -31,7 +31,7 @@ from w4gen.ir.types import BF16, F16, F32, Format
 from w4gen.pipeline import made
 from w4gen.schedule.apply import FAST, apply
 from w4gen.schedule.arch import ARCHES, M16K16, SM_80, Arch
-from w4gen.schedule.rules import BUCKETS, pick
+from w4gen.schedule.rules import BUCKETS, bucket, pick
 from w4gen.schedule.schedule import Schedule
 from w4gen.schedule.stored import fragment_order
 
@@ -64,8 +64,12 @@ def asked(**changes: object) -> Problem:
     return Problem(**{"m": (1, 1), "n": 256, "k": 1536, "format": named("int4_g128"), **changes})
 
 
-def template_text(template: str) -> str:
-    return (paths.templates() / f"{template}.py.jinja").read_text()
+def holding(template: str, text: str) -> Path:
+    """The file of a template, or of the steps that it includes, which a text stands in."""
+    own = [paths.templates() / name for name in (f"{template}.py.jinja", "turn.jinja")]
+    found = [path for path in own[: 2 if template == "gemv_mma" else 1] if text in path.read_text()]
+    assert found, f"{text!r} is no longer in the template: change this test with it"
+    return found[0]
 
 
 @pytest.fixture
@@ -73,11 +77,10 @@ def changed(tmp_path: Path):  # type: ignore[no-untyped-def]
     """Write a template (gemv) with one piece of its text replaced, and say where."""
 
     def write(old: str, new: str, template: str = "gemv") -> Path:
-        text = template_text(template)
-        assert old in text, f"{old!r} is no longer in the template: change this test with it"
         for part in paths.templates().glob("*.jinja"):
             shutil.copy(part, tmp_path)
-        (tmp_path / f"{template}.py.jinja").write_text(text.replace(old, new))
+        holder = tmp_path / holding(template, old).name
+        holder.write_text(holder.read_text().replace(old, new))
         return tmp_path
 
     return write
@@ -183,7 +186,7 @@ def test_a_dropped_call_is_an_error_that_names_the_node(question: str, call: str
 @pytest.mark.parametrize(("question", "call"), calls())
 def test_a_repeated_call_is_an_error_that_names_the_node(question: str, call: str, changed) -> None:  # type: ignore[no-untyped-def]
     template, problem, schedule = QUESTIONS[question]
-    line = next(line for line in template_text(template).splitlines() if line.strip() == call)
+    line = next(line for line in holding(template, call).read_text().splitlines() if line.strip() == call)
     with pytest.raises(TemplateError, match=rf"{template}\.py\.jinja prints .* 2 times, not 1"):
         rendered(asked(**problem), schedule, changed(f"{line}\n", f"{line}\n{line}\n", template))
 
@@ -871,3 +874,43 @@ def test_a_lane_loads_the_scales_of_its_own_outputs(name: str, k: int, block_k: 
                 assert place == layout.address(n=row, g=group), (first, lane, worker, turn, part, at)
                 seen.add(place)
     assert len(seen) == n * -(-k // own), "every scale is read"
+
+
+LONG = [
+    ("nvfp4", 8, 28672, 8192), ("mxfp4", 16, 28672, 8192), ("mxfp8", 8, 8192, 28672), ("int4_g32", 32, 28672, 8192),
+    ("e2m1_g64", 8, 28672, 8192), ("nf4_g64", 16, 28672, 8192), ("uint4_g128_z", 16, 28672, 8192), ("int4_row", 8, 2**17, 64),
+    ("int4_g256_f32", 8, 2**17, 64),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "m", "k", "n"), LONG, ids=str)
+def test_a_loop_comes_round_to_where_the_text_of_its_steps_is(name: str, m: int, k: int, n: int) -> None:
+    """A turn of it moves codes, scales, zeros and x by whole pieces; what may be missing, at the end, is asked for behind it."""
+    problem = Problem(m=bucket(m), n=n, k=k, format=named(name))
+    kernel = made(lower(problem), pick(lower(problem), ARCHES["sm_90"]), ARCHES["sm_90"])
+    at = {each[1]: int(each[2]) for each in re.finditer(r"(?m)^(\w+) = gl\.constexpr\((\d+)\)", kernel.source)}
+    assert kernel.name == "gemv_mma"
+    assert at["LAPS"] > 1
+    assert at["LAP"] * at["PIECES"] % at["RING"] == 0, "the ring is where it was"
+    ahead = max(at["AHEAD"], -(-(at["RING"] - 1) // at["PIECES"]))
+    assert at["LAPS"] * at["LAP"] + ahead < at["STEPS"], "the last step is not asked for in the loop"
+    step = at["LAP"] * at["WORKERS"] * at["BLOCK_K"]
+    assert at["LAP_K"] == step
+    codes = kernel.program.tile("codes.stored").layout
+    for first in range(0, k - step, step):
+        for row in (0, n - 1):
+            moved = codes.address(n=row, k=first + step) - codes.address(n=row, k=first)
+            assert moved == at["LAP_WORDS"] * 32
+            for leaf in ("scale", "zero") if "zero" in kernel.program.graph else ("scale",):
+                layout, group = kernel.program.op(f"{leaf}.view").layout, problem.format.group_in(k)
+                moved = layout.address(n=row, g=(first + step) // group) - layout.address(n=row, g=first // group)
+                assert moved == at[f"LAP_{leaf.upper()}S"] * layout.bits
+
+
+SHORT = [("int4_g128", 8, 28672, 8192), ("nf4_g64", 8, 28672, 8192), ("nvfp4", 1, 8192, 28672)]
+
+
+@pytest.mark.parametrize(("name", "m", "k", "n"), SHORT, ids=str)
+def test_steps_that_the_instruction_cache_holds_stand_one_after_another(name: str, m: int, k: int, n: int) -> None:
+    problem = Problem(m=bucket(m), n=n, k=k, format=named(name), x=BF16, y=BF16)
+    assert "LAPS" not in made(lower(problem), pick(lower(problem), ARCHES["sm_90"]), ARCHES["sm_90"]).source

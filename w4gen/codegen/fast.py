@@ -6,13 +6,16 @@ import math
 from typing import Any
 
 from w4gen.codegen import ptx, tl
-from w4gen.codegen.gluon import GluonPrinter, in_gluon
+from w4gen.codegen.gluon import GluonPrinter
 from w4gen.codegen.printer import constants
+from w4gen.codegen.scales import in_gluon
 from w4gen.codegen.walk import Walk
 from w4gen.errors import TemplateError
+from w4gen.ir.groups import together
 from w4gen.ir.program import Program
 from w4gen.ir.tile import Dot
 from w4gen.ir.types import F16
+from w4gen.schedule.rewrite import GROUPED
 from w4gen.schedule.schedule import Schedule
 
 
@@ -26,12 +29,66 @@ class MmaPrinter(GluonPrinter):
     def calls(self) -> dict[str, Any]:
         each = self.blocks["m"] * 128
         own = {"ring": self.ring, "ring_bytes": self.ring * self.schedule.warps * each, "pair": self.pair}
-        return super().calls() | own
+        return super().calls() | own | {"laps": self.laps}
 
     @property
     def ring(self) -> int:
         """Pieces of x in flight, of those that a warp has."""
         return min(int(self.schedule.ring), self.turns * self.step_k // 64 + 1)
+
+    LONG = 8500
+    """Instructions, 128 KB, that stand one after another at most, by an estimate that is a little high. With more, the next
+    program does not find them in the instruction cache, which was seen to double the time of a kernel."""
+
+    @property
+    def lap(self) -> int:
+        """Steps in the text of a loop: after them the ring is where it was."""
+        whole = self.ring // math.gcd(self.ring, self.step_k // 64)
+        return -(-4 // whole) * whole
+
+    @property
+    def laps(self) -> int:
+        """Turns of the loop; 0 where all steps stand one after another, or scales do not come round with the steps.
+
+        The last steps, and those in which these are asked for, stand behind the loop: only there something may be missing.
+        """
+        round_k = self.lap * self.workers * self.step_k
+        whole = not self.apart and all(self.along(name, round_k) is not None for name in GROUPED)
+        ahead = max(int(self.schedule.stages), -(-(self.ring - 1) * 64 // self.step_k))
+        laps = (self.turns - ahead - 1) // self.lap
+        return laps if whole and laps > 1 and self.turns * self.instructions > self.LONG else 0
+
+    @property
+    def instructions(self) -> float:
+        """About how many a step takes: those of decoding, products, their sums and scales, and what brings x."""
+        tiles, words = self.blocks["m"] // 8, self.step_k * self.bits // 64
+        scales = 0 if self.apart else self.groups * self.scale_bits / 16 * ptx.instructions(self.scale_ptx())
+        products = self.step_k // 16 + 4 * self.groups * self.parallel + self.step_k // 8
+        return self.blocks["n"] // 16 * (words * ptx.instructions(self.decoding_ptx()) + scales + tiles * products)
+
+    def along(self, name: str, k: int) -> int | None:
+        """Scales, or zeros, from one to what is `k` inputs further; None where these are not whole pieces of what is stored."""
+        if name not in self.grouped:
+            return 0
+        layout = tl.order(self.program, name)
+        held = together(self.group(name), layout.size("g"), layout.bits) * self.group(name)
+        if layout.size("g") == 1:
+            return 0
+        return k // held * self.strides(name)["g"][-1] if k % held == 0 else None
+
+    def of_laps(self) -> list[tuple[str, int, str]]:
+        """Constants of the loop."""
+        k = self.lap * self.workers * self.step_k
+        moves = [
+            (f"LAP_{name.upper()}S", self.along(name, k) or 0, f"{name}s of these") for name in GROUPED if name in self.grouped
+        ]
+        return [
+            ("LAP", self.lap, "steps of a warp in the text of the loop"),
+            ("LAPS", self.laps, "turns of the loop; what is left of the steps comes after it"),
+            ("LAP_K", k, "inputs of a turn"),
+            ("LAP_WORDS", k // self.order.held["k"] * self.order.units, "words of these"),
+            *moves,
+        ]
 
     def constants(self) -> str:
         rows = [
@@ -40,6 +97,7 @@ class MmaPrinter(GluonPrinter):
             ("RING", self.ring, "pieces of x in flight"),
             ("GROUPS", self.groups, "scales of an output in a step"),
             ("CHAINS", self.parallel, "sums of the instructions under one scale"),
+            *(self.of_laps() if self.laps else []),
         ]
         return super().constants() + "\n" + constants(rows, "gl")
 

@@ -107,6 +107,11 @@ def minus(register: str, other: str, dtype: DType) -> list[str]:
     return [f"mov.b32 a, {both(-1.0, dtype)};", f"fma.rn.bf16x2 {register}, {other}, a, {register};"]
 
 
+def instructions(text: str) -> int:
+    """Instructions that a text becomes: what is moved becomes an operand, what is added before a load a part of its address."""
+    return sum(not line.startswith((".", "{", "}", "mov")) for line in text.splitlines()) - text.count("\nld.")
+
+
 def stored_scales(kind: str) -> str:
     """Turn a word (the last operand) of scales of a machine type into f32 $0 …"""
     if kind == "f16":

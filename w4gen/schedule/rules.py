@@ -114,8 +114,8 @@ def _fast(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
     single = [size for size in (128, 64) if group % size == held % size == size % least == 0]
     several = [size for size in (128, 64) if size % group == held % size == size % least == group % 16 == 0]
     n, k, m = problem.n, problem.k, problem.m[1]
-    # more rows do not fit the registers with a longer step under several scales
-    small_steps = not single and not looked_up and 64 in several and m > 16
+    # more rows, or a loop over steps, do not fit the registers with a longer step under several scales
+    small_steps = not single and not looked_up and 64 in several and (m > 16 or k * form.bits >= 2**16)
     block_k = 64 if small_steps else next(iter(single or several), 0)
     exact = form.bits in (2, 4) if looked_up else form.bits <= problem.x.mantissa if form.affine else fits(form, problem.x)
     alone = form.zero is None and all(isinstance(kind, DType) or kind.codebook is None for kind in _tree(form))
