@@ -246,9 +246,9 @@ def turn_of(steps, acc, codes, scale_ptr, zero_ptr, full, x, ring, row_at, first
             each = scales_of(scales[row * SCALE_LOADS + group // NEAR])
             a, b = each[group % NEAR * 2], each[group % NEAR * 2 + 1]
             for tile in gl.static_range(TILES):
-                low, high, old = parts[tile], parts[(CHAINS - 1) * TILES + tile], acc[row * TILES + tile]
-                part = low
+                part = parts[tile]
                 scaled = (part[0] * a, part[1] * a, part[2] * b, part[3] * b)
+                old = acc[row * TILES + tile]
                 sums = (old[0] + scaled[0], old[1] + scaled[1], old[2] + scaled[2], old[3] + scaled[3])
                 acc = replaced(acc, row * TILES + tile, sums)
     steps = steps[1:]

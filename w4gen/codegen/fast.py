@@ -115,7 +115,10 @@ class MmaPrinter(GluonPrinter):
     def dot(self) -> str:
         """The sum of the chains of instructions."""
         self.ledger["part"] += 1
-        return f"part = ({', '.join(f'low[{i}] + high[{i}]' for i in range(4))})" if self.parallel == 2 else "part = low"
+        if self.parallel == 1:
+            return "part = parts[tile]"
+        sums = ", ".join(f"low[{i}] + high[{i}]" for i in range(4))
+        return f"low, high = parts[tile], parts[TILES + tile]\npart = ({sums})"
 
     def scale(self, operand: str) -> str:
         """Scale the sums: two of a thread belong to n, two to n + 8."""
