@@ -208,7 +208,7 @@ def fast(template: str, shape: str, form: str | Format, dtype: str, arch: str) -
     (steps,) = map(int, re.findall(r"STEPS = gl\.constexpr\((\d+)\)", kernel.source))
     (quads,) = map(int, re.findall(r"QUADS = gl\.constexpr\((\d+)\)", kernel.source))
     blocks = kernel.schedule.block_n // 16
-    x_loads = int(found[1]) if (found := re.search(r"LOADS = gl\.constexpr\((\d+)\)", kernel.source)) else 0
+    x_loads = int(found[1]) if (found := re.search(r"(?m)^LOADS = gl\.constexpr\((\d+)\)", kernel.source)) else 0
     assert count(lines, r"LDG\.\S*\.128\b") == steps * quads * blocks + x_loads, "a quad of words is one load"
     assert not count(lines, r"LDL|STL|I2F")
     return kernel, lines
@@ -237,6 +237,31 @@ def test_few_rows_on_matrix_cores(arch: str, form: str | Format, dtype: str) -> 
         last = max(index for index, line in enumerate(lines) if re.search(r"\bHMMA", line))
         assert not count(lines[:last], "SHFL")
         assert count(lines[:last], "LDSM") == steps * schedule.block_k // 32 * (schedule.block_m // 8), "x comes by ldmatrix"
+
+
+@pytest.mark.parametrize(("form", "words"), [("int4_g32", 128), ("mxfp4", 64), ("nvfp4", 128)])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_the_scales_of_small_groups_are_one_load_a_step(arch: str, form: str, words: int) -> None:
+    """Two quads of codes and all scales, for each 16 outputs and 128 k; e4m3 is converted by the machine where it can."""
+    kernel = w4gen.compile("8x1536x256", form, arch=arch)
+    (binary,) = toolchain.build(kernel, ARCHES[arch]).values()
+    (steps,) = map(int, re.findall(r"STEPS = gl\.constexpr\((\d+)\)", kernel.source))
+    assert (kernel.name, kernel.schedule.block_k, binary.spills) == ("gemv_mma", 128, 0)
+    lines = binary.text("sass").splitlines()
+    above = int(form == "nvfp4")  # one f32 for the whole weight
+    assert count(lines, r"LDG\b") == steps * 3 * kernel.schedule.block_n // 16 + above
+    assert count(lines, rf"LDG\.\S*\.{words}\b") == steps * (3 if words == 128 else 1) * kernel.schedule.block_n // 16
+    assert (count(lines, r"F2FP\S*E4M3") > 0) == (form == "nvfp4" and arch == "sm_90")
+
+
+@pytest.mark.parametrize(("shape", "form"), [("8x28672x8192", "nvfp4"), ("16x28672x8192", "nf4_g64"), ("32x8192x28672", "mxfp4")])
+def test_long_layers_stay_in_the_instruction_cache(shape: str, form: str) -> None:
+    """128 KB; their steps would be two to six times that, one after another."""
+    kernel = w4gen.compile(shape, form, arch="sm_90")
+    (binary,) = toolchain.build(kernel, ARCHES["sm_90"]).values()
+    assert (kernel.name, binary.spills) == ("gemv_mma", 0)
+    assert "LAPS" in kernel.source
+    assert len(re.findall(r"(?m)^\s+/\*[0-9a-f]{4,}\*/", binary.text("sass"))) < 8192
 
 
 @pytest.mark.parametrize(("shape", "template"), [("1x28672x8192", "gemv_half"), ("1x8192x28672", "gemv_half")])

@@ -46,10 +46,12 @@ def gemm(
         w_value = w_float - 8388608.0
         w_value = w_value.reshape([TALL, WIDE, 8, 4, 2, 2, 2, 2, 2])
         w_value = w_value.permute([0, 8, 2, 1, 4, 5, 3, 7, 6]).reshape([BLOCK_N, BLOCK_K])
-        scale_tile_at = n[:, None] // 16 * 768 + k[None, :] // 32 * 16 + n[:, None] % 8 * 2 + n[:, None] // 8 % 2
+        scale_tile_at = n[:, None] // 16 * 768 + k[None, :] // 128 * 64
+        scale_tile_at += n[:, None] % 8 * 8 + k[None, :] // 32 % 4 * 2 + n[:, None] // 8 % 2
         scale_tile = tl.load(scale_ptr + scale_tile_at)
         w_scaled = w_value * scale_tile.to(tl.float32)
-        zero_tile_at = n[:, None] // 16 * 768 + k[None, :] // 32 * 16 + n[:, None] % 8 * 2 + n[:, None] // 8 % 2
+        zero_tile_at = n[:, None] // 16 * 768 + k[None, :] // 128 * 64
+        zero_tile_at += n[:, None] % 8 * 8 + k[None, :] // 32 % 4 * 2 + n[:, None] // 8 % 2
         zero_tile = tl.load(zero_ptr + zero_tile_at)
         w = (w_scaled - zero_tile.to(tl.float32)).to(tl.float16)
         part = tl.dot(w, tl.trans(x_tile))

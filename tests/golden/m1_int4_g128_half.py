@@ -12,7 +12,10 @@ QUADS = gl.constexpr(2)  # quads of 64 inputs in a step
 FRAGMENTS = gl.constexpr(4)  # times 16 inputs in a quad
 WORDS = gl.constexpr(128)  # words of a quad's 32 lanes
 ROW_WORDS = gl.constexpr(3072)  # words of 16 outputs
-ROW_SCALES = gl.constexpr(192)  # scales of 16 outputs
+ROW_SCALES = gl.constexpr(96)  # words of scales of 16 outputs
+NEAR = gl.constexpr(1)  # groups whose scales a lane loads at once
+SCALE_LOADS = gl.constexpr(1)  # loads of these for the groups of a step
+SCALE_WORDS = gl.constexpr(1)  # words of a load
 WARPS = gl.constexpr(4)  # warps per program
 WORKERS = gl.constexpr(12)  # warps that share the steps along k
 STEPS = gl.constexpr(1)  # steps of a warp
@@ -24,7 +27,6 @@ RANGE = gl.constexpr(9)  # log2 of |x| up to which 8 products fit a half
 THREADS = gl.constexpr(32 * WARPS)
 EACH = gl.constexpr(gl.BlockedLayout([1], [32], [WARPS], [0]))  # one element a thread
 FOUR = gl.constexpr(gl.BlockedLayout([1, 4], [32, 1], [WARPS, 1], [1, 0]))  # four neighbours a thread
-TWO = gl.constexpr(gl.BlockedLayout([1, 2], [32, 1], [WARPS, 1], [1, 0]))
 
 DECODE = gl.constexpr("""{
 .reg .b32 t, a, b;
@@ -73,21 +75,31 @@ def words_at(codes_ptr, first, lane, worker):
     return words
 
 
+SCALES = gl.constexpr(gl.BlockedLayout([1, SCALE_WORDS], [32, 1], [WARPS, 1], [1, 0]))  # the words of a thread's scales
+SCALE = gl.constexpr("""{
+.reg .b16 low, high;
+mov.b32 {low, high}, $2;
+cvt.f32.f16 $0, low;
+cvt.f32.f16 $1, high;
+}""")
+
+
 @gluon.jit
-def scales_at(scale_ptr, first, lane, worker, turn):
-    """Where the scales of a thread's two outputs are."""
-    at = first * ROW_SCALES + lane // 4 * 2 + worker * 16
-    scales = scale_ptr + each_of(at, TWO) + gl.arange(0, 2, gl.SliceLayout(0, TWO))[None, :] + turn * (WORKERS * 16)
+def scales_at(scale_ptr, first, lane, worker, turn, part: gl.constexpr):
+    """Where the scales of a thread's two outputs are, of a part of the groups of a step, as words."""
+    at = first * ROW_SCALES + lane // 4 + worker * 8
+    inside = gl.arange(0, SCALE_WORDS, gl.SliceLayout(0, SCALES))[None, :] + turn * (WORKERS * 8)
+    scales = scale_ptr.to(gl.pointer_type(gl.int32)) + each_of(at, SCALES) + inside
     return scales
 
 
 @gluon.jit
-def two_of(pair):
-    """The two elements of each thread, in f32."""
-    a, b = gl.split(pair)
-    a = gl.convert_layout(a, EACH, assert_trivial=True)
-    b = gl.convert_layout(b, EACH, assert_trivial=True)
-    return a.to(gl.float32), b.to(gl.float32)
+def scales_of(words):
+    """The scales of a thread's two outputs, in f32, group after group."""
+    w0 = gl.convert_layout(words.reshape([THREADS]), EACH, assert_trivial=True)
+    kinds: gl.constexpr = (gl.float32, gl.float32)
+    w0 = gl.inline_asm_elementwise(SCALE, "=&f,=&f,r", [w0], dtype=kinds, is_pure=True, pack=1)
+    return w0
 
 
 @gluon.jit
@@ -137,8 +149,9 @@ def step_of(codes, scale_ptr, zero_ptr, first, lane, worker, turn: gl.constexpr)
         for quad in gl.static_range(QUADS):
             at = (turn * WORKERS * QUADS + quad) * WORDS + row * ROW_WORDS
             words = words + (load(codes + at, worker, FOUR, turn),)
-        at = scales_at(scale_ptr, first, lane, worker, turn) + row * ROW_SCALES
-        scales = scales + (load(at, worker, TWO, turn),)
+        for part in gl.static_range(SCALE_LOADS):
+            at = scales_at(scale_ptr, first, lane, worker, turn, part) + row * ROW_SCALES
+            scales = scales + (load(at, worker, SCALES, turn),)
         zeros = zeros + (0,)
     return words, scales, zeros
 
@@ -294,7 +307,7 @@ def gemv_half(
                 low = gl.inline_asm_elementwise(HALVES, "=f,r", [low], dtype=gl.float32, is_pure=True, pack=1)
                 high = gl.inline_asm_elementwise(HALVES, "=f,r", [high], dtype=gl.float32, is_pure=True, pack=1)
                 part = (part[0] + low, part[1] + high)
-        a, b = two_of(scales[0])
+        a, b = scales_of(scales[0])
         scaled = (part[0] * a, part[1] * b)
         acc = (acc[0] + scaled[0], acc[1] + scaled[1])
         steps = steps[1:]

@@ -14,10 +14,12 @@ PIECES = gl.constexpr(2)  # times 64 inputs in a step
 QUADS = gl.constexpr(2)  # quads of 64 inputs in a step
 FRAGMENTS = gl.constexpr(4)  # times 16 inputs in a quad
 GROUPS = gl.constexpr(1)  # scales of an output in a step
+ROW_SCALES = gl.constexpr(256)  # words of scales of 16 outputs
+NEAR = gl.constexpr(1)  # groups whose scales a lane loads at once
+SCALE_LOADS = gl.constexpr(1)  # loads of these for the groups of a step
+SCALE_WORDS = gl.constexpr(1)  # words of a load
 WORDS = gl.constexpr(128)  # words of a quad's 32 lanes
 ROW_WORDS = gl.constexpr(8192)  # words of 16 outputs
-ROW_SCALES = gl.constexpr(512)  # scales of 16 outputs
-NEXT_SCALES = gl.constexpr(16)  # scales of 16 outputs in a group
 WARPS = gl.constexpr(4)  # warps of a team
 SPLIT = gl.constexpr(1)  # programs that share the steps along k
 WORKERS = gl.constexpr(1)  # the same
@@ -27,7 +29,6 @@ RING = gl.constexpr(6)  # steps of x in flight
 THREADS = gl.constexpr(32 * WARPS)
 EACH = gl.constexpr(gl.BlockedLayout([1], [32], [WARPS], [0]))  # one element a thread
 FOUR = gl.constexpr(gl.BlockedLayout([1, 4], [32, 1], [WARPS, 1], [1, 0]))  # four neighbours a thread
-TWO = gl.constexpr(gl.BlockedLayout([1, 2], [32, 1], [WARPS, 1], [1, 0]))
 
 DECODE = gl.constexpr("""{
 .reg .b32 t, a, b;
@@ -77,21 +78,31 @@ def words_at(codes_ptr, first, lane, worker):
     return words
 
 
+SCALES = gl.constexpr(gl.BlockedLayout([1, SCALE_WORDS], [32, 1], [WARPS, 1], [1, 0]))  # the words of a thread's scales
+SCALE = gl.constexpr("""{
+.reg .b16 low, high;
+mov.b32 {low, high}, $2;
+cvt.f32.f16 $0, low;
+cvt.f32.f16 $1, high;
+}""")
+
+
 @gluon.jit
-def scales_at(scale_ptr, first, lane, worker, turn):
-    """Where the scales of a thread's two outputs are."""
-    at = first * ROW_SCALES + lane // 4 * 2 + worker * 16
-    scales = scale_ptr + each_of(at, TWO) + gl.arange(0, 2, gl.SliceLayout(0, TWO))[None, :] + turn * (WORKERS * 16)
+def scales_at(scale_ptr, first, lane, worker, turn, part: gl.constexpr):
+    """Where the scales of a thread's two outputs are, of a part of the groups of a step, as words."""
+    at = first * ROW_SCALES + lane // 4 + worker * 8
+    inside = gl.arange(0, SCALE_WORDS, gl.SliceLayout(0, SCALES))[None, :] + turn * (WORKERS * 8)
+    scales = scale_ptr.to(gl.pointer_type(gl.int32)) + each_of(at, SCALES) + inside
     return scales
 
 
 @gluon.jit
-def two_of(pair):
-    """The two elements of each thread, in f32."""
-    a, b = gl.split(pair)
-    a = gl.convert_layout(a, EACH, assert_trivial=True)
-    b = gl.convert_layout(b, EACH, assert_trivial=True)
-    return a.to(gl.float32), b.to(gl.float32)
+def scales_of(words):
+    """The scales of a thread's two outputs, in f32, group after group."""
+    w0 = gl.convert_layout(words.reshape([THREADS]), EACH, assert_trivial=True)
+    kinds: gl.constexpr = (gl.float32, gl.float32)
+    w0 = gl.inline_asm_elementwise(SCALE, "=&f,=&f,r", [w0], dtype=kinds, is_pure=True, pack=1)
+    return w0
 
 
 @gluon.jit
@@ -141,8 +152,8 @@ def step_of(codes, scale_ptr, zero_ptr, first, lane, share, step):
     zeros = ()
     for quad in gl.static_range(QUADS):
         words = words + (gl.load(codes + ((step * SPLIT * QUADS + quad) * WORDS), cache_modifier=".cg"),)
-    for group in gl.static_range(GROUPS):
-        scales = scales + (gl.load(scales_at(scale_ptr, first, lane, share, step) + group * NEXT_SCALES),)
+    for part in gl.static_range(SCALE_LOADS):
+        scales = scales + (gl.load(scales_at(scale_ptr, first, lane, share, step, part)),)
     return words, scales, zeros
 
 
@@ -160,9 +171,10 @@ def halves_of(pair):
 
 
 @gluon.jit
-def fragment_of(w, scales):
+def fragment_of(w, scales, group: gl.constexpr):
     """16 outputs by 16 k, scaled: axes thread, pair, n // 8, k // 8."""
-    a, b = two_of(scales)
+    each = scales_of(scales[group // NEAR])
+    a, b = each[group % NEAR * 2], each[group % NEAR * 2 + 1]
     a, b = pair_of(a), pair_of(b)
     w = (mul2(w[0], a), mul2(w[1], b), mul2(w[2], a), mul2(w[3], b))
     return gl.join(gl.join(halves_of(w[0]), halves_of(w[1])), gl.join(halves_of(w[2]), halves_of(w[3])))
@@ -177,7 +189,7 @@ def left_of(words, scales, zeros, piece: gl.constexpr):
         w = w + fragments_of(words[quad], 0, full)
     own = ()
     for j in gl.static_range(4):
-        own = own + (fragment_of(w[piece * 4 % FRAGMENTS + j], scales[(piece * 4 + j) * 16 * GROUPS // BLOCK_K]),)
+        own = own + (fragment_of(w[piece * 4 % FRAGMENTS + j], scales, (piece * 4 + j) * 16 * GROUPS // BLOCK_K),)
     tile = gl.join(gl.join(own[0], own[1]), gl.join(own[2], own[3]))  # thread, pair, n // 8, k // 8, k // 32, k // 16 % 2
     tile = tile.reshape([WARPS, 8, 4, 2, 2, 2, 2, 2]).permute([0, 4, 1, 7, 6, 5, 2, 3])
     return gl.convert_layout(tile.reshape([64, 64]), LEFT, assert_trivial=True)

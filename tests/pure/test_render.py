@@ -8,9 +8,12 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from w4gen import paths
@@ -28,7 +31,7 @@ from w4gen.ir.types import BF16, F16, F32, Format
 from w4gen.pipeline import made
 from w4gen.schedule.apply import FAST, apply
 from w4gen.schedule.arch import ARCHES, M16K16, SM_80, Arch
-from w4gen.schedule.rules import BUCKETS, pick
+from w4gen.schedule.rules import BUCKETS, bucket, pick
 from w4gen.schedule.schedule import Schedule
 from w4gen.schedule.stored import fragment_order
 
@@ -61,8 +64,12 @@ def asked(**changes: object) -> Problem:
     return Problem(**{"m": (1, 1), "n": 256, "k": 1536, "format": named("int4_g128"), **changes})
 
 
-def template_text(template: str) -> str:
-    return (paths.templates() / f"{template}.py.jinja").read_text()
+def holding(template: str, text: str) -> Path:
+    """The file of a template, or of the steps that it includes, which a text stands in."""
+    own = [paths.templates() / name for name in (f"{template}.py.jinja", "turn.jinja")]
+    found = [path for path in own[: 2 if template == "gemv_mma" else 1] if text in path.read_text()]
+    assert found, f"{text!r} is no longer in the template: change this test with it"
+    return found[0]
 
 
 @pytest.fixture
@@ -70,11 +77,10 @@ def changed(tmp_path: Path):  # type: ignore[no-untyped-def]
     """Write a template (gemv) with one piece of its text replaced, and say where."""
 
     def write(old: str, new: str, template: str = "gemv") -> Path:
-        text = template_text(template)
-        assert old in text, f"{old!r} is no longer in the template: change this test with it"
         for part in paths.templates().glob("*.jinja"):
             shutil.copy(part, tmp_path)
-        (tmp_path / f"{template}.py.jinja").write_text(text.replace(old, new))
+        holder = tmp_path / holding(template, old).name
+        holder.write_text(holder.read_text().replace(old, new))
         return tmp_path
 
     return write
@@ -93,6 +99,7 @@ GEMM = {"m": (17, 32), "n": 250}
 """A question for gemm: one part, or more with the schedule's split_k."""
 ONE = Schedule(template="gemm", block_m=32, block_n=64, block_k=128, unit="mma", side="left", stages=3)
 SPLIT = replace(ONE, split_k=4)
+NESTED = named("int4(origin=-8,group=32,scale=u6(bits=6,group=8))")
 FAST_MMA = Schedule(template="gemv_mma", block_m=8, block_n=16, block_k=128, unit="mma", side="left", stages=3, overlap=1)
 FAST_HALF = Schedule(
     template="gemv_half", block_n=16, block_k=128, unit="halves", split_k=3, sum_at="shared", stages=3, overlap=1
@@ -118,7 +125,11 @@ QUESTIONS: dict[str, tuple[str, dict[str, object], Schedule | None]] = {
     "gemm in parts": ("gemm", GEMM | {"bias": True}, SPLIT),
     "dequant": ("dequant", DENSE, None),
     "mma": ("gemv_mma", {"m": (2, 8), "bias": True}, FAST_MMA),
-    "mma, scales apart": ("gemv_mma", {"m": (2, 8), "format": named("nvfp4")}, FAST_MMA),
+    "mma, scales apart": (
+        "gemv_mma",
+        {"m": (2, 8), "format": named("int4(origin=-8,group=32,scale=u6(bits=6,group=8))")},
+        FAST_MMA,
+    ),
     "half": ("gemv_half", {"bias": True}, FAST_HALF),
     "half, no cluster": ("gemv_half", {}, replace(FAST_HALF, split_k=1, sum_at="global")),
     "many": ("gemm_wgmma", {"m": (65, 128), "bias": True}, MANY),
@@ -201,7 +212,7 @@ def test_a_dropped_call_is_an_error_that_names_the_node(question: str, call: str
 @pytest.mark.parametrize(("question", "call"), calls())
 def test_a_repeated_call_is_an_error_that_names_the_node(question: str, call: str, changed) -> None:  # type: ignore[no-untyped-def]
     template, problem, schedule = QUESTIONS[question]
-    line = next(line for line in template_text(template).splitlines() if line.strip() == call)
+    line = next(line for line in holding(template, call).read_text().splitlines() if line.strip() == call)
     with pytest.raises(TemplateError, match=rf"{template}\.py\.jinja prints .* 2 times, not 1"):
         rendered(asked(**problem), schedule, changed(f"{line}\n", f"{line}\n{line}\n", template))
 
@@ -358,8 +369,7 @@ def test_fast_templates_refuse_steps_that_run_over_the_end(schedule: Schedule) -
 def test_sums_make_up_for_the_power_that_decoding_left_out(name: str, power: int) -> None:
     """No rule gives these kernels; a schedule of one's own may. Chains of halves cannot make up for it, and are refused."""
     source = rendered(asked(m=(2, 8), format=named(name)), FAST_MMA).source
-    made = re.search(r"\ba, b = a \* 2\.0\*\*(\d+), b \* 2\.0\*\*(\d+)", source)
-    assert (made.groups() if made else ()) == ((str(power),) * 2 if power else ())
+    assert re.findall(r"\btotal \*= 2\.0\*\*(\d+)", source) == ([str(power)] if power else [])
     assert "scaled = (part[0] * a, part[1] * a, part[2] * b, part[3] * b)" in source
     with pytest.raises(TemplateError, match="take gemv_mma"):
         rendered(asked(m=(1, 1), format=named(name)), FAST_HALF)
@@ -879,7 +889,7 @@ def test_ruff_is_there_for_the_goldens() -> None:
         ({}, {"warps": 8}, "gemm_wgmma has teams of 4 warps for 64 outputs, not warps=8 teams=2 block_n=128"),
         ({}, {"teams": 1}, "gemm_wgmma has teams of 4 warps for 64 outputs, not warps=4 teams=1 block_n=128"),
         ({}, {"x_at": "register"}, "gemm_wgmma keeps x in shared memory: take x_at=shared"),
-        ({"format": named("uint4_g32_z")}, {}, "gemm_wgmma takes one zero for 64 inputs, not for 32: take gemm"),
+        ({"format": named("uint4_g64_z")}, {}, "gemm_wgmma takes one zero in a step of 128 k, not for 64: take a shorter step"),
         ({"format": named("int4_g128"), "k": 1500}, {"block_k": 64}, ""),
         ({"format": replace(named("int4_g128"), group=192)}, {}, "group 192 and block_k=128: take a block_k that divides it"),
     ],
@@ -892,3 +902,92 @@ def test_what_many_rows_on_wgmma_refuses(problem: dict[str, object], changes: di
         return
     with pytest.raises(TemplateError, match=re.escape(message)):
         rendered(question, MANY, **changes)
+
+
+SHARES = [
+    ("int4_g128", 1536, (128,), "gemv_half"),
+    ("int4_g128", 1536, (64, 128), "gemv_mma"),
+    ("int4_row_f32", 1536, (128,), "gemv_mma"),
+    ("int4_g32", 1536, (64, 128), "gemv_mma"),
+    ("int4_g16_bf16", 1536, (64, 128), "gemv_mma"),
+    ("int4_g32_f32", 1600, (64,), "gemv_mma"),
+    ("mxfp4", 1536, (64, 128), "gemv_mma"),
+    ("mxfp4", 1600, (64,), "gemv_mma"),
+    ("nvfp4", 1536, (64, 128), "gemv_mma"),
+    ("nvfp4", 1600, (64,), "gemv_mma"),
+    ("mxfp8", 1536, (64, 128), "gemv_mma"),
+    ("int2_g16_e4m3", 1536, (128,), "gemv_mma"),
+]
+"""Formats whose scales a lane loads as words, at each length of a step."""
+
+
+@pytest.mark.parametrize(("name", "k", "block_k", "template"), [(n, k, b, t) for n, k, bs, t in SHARES for b in bs], ids=str)
+def test_a_lane_loads_the_scales_of_its_own_outputs(name: str, k: int, block_k: int, template: str) -> None:
+    """The printed addresses, worked out in NumPy, against the layout by which scales are packed."""
+    form, n = named(name), 64
+    schedule = FAST_MMA if template == "gemv_mma" else FAST_HALF
+    kernel = rendered(
+        asked(m=(2, 8) if template == "gemv_mma" else (1, 1), n=n, k=k, format=form), replace(schedule, block_k=block_k, warps=2)
+    )
+    layout = kernel.program.op("scale.view").layout
+    body = re.search(r"def scales_at\(.*?\"\"\"\n(.*?)\n    return scales", kernel.source, re.DOTALL)[1]
+    text = textwrap.dedent(body).replace("scale_ptr.to(gl.pointer_type(gl.int32))", "0")
+    sizes = {m[1]: int(m[2]) for m in re.finditer(r"^(\w+) = gl\.constexpr\((\d+)\)", kernel.source, re.MULTILINE)}
+    groups, unit = sizes.get("GROUPS", 1), 32 // layout.bits
+    own = form.group_in(k)
+    gl = SimpleNamespace(arange=lambda low, high, _: np.arange(low, high), SliceLayout=lambda *_: None)
+    seen = set()
+    for first, lane, worker, turn in itertools.product(range(n // 16), range(32), range(sizes["WORKERS"]), range(sizes["STEPS"])):
+        step = turn * sizes["WORKERS"] + worker
+        if step * block_k >= k:
+            continue
+        for part in range(groups // sizes["NEAR"]):
+            given = sizes | {"first": first, "lane": lane, "worker": worker, "turn": turn, "part": part, "gl": gl, "SCALES": None}
+            exec(text, given | {"each_of": lambda value, _: np.array(value).reshape(1, 1)}, given)
+            places = (np.asarray(given["scales"]).reshape(-1, 1) * unit + np.arange(unit)).reshape(-1) * layout.bits
+            for at, place in enumerate(places):
+                group = (step * block_k + (part * sizes["NEAR"] + at // 2) * block_k // groups) // own
+                row = first * 16 + lane // 4 + at % 2 * 8
+                assert place == layout.address(n=row, g=group), (first, lane, worker, turn, part, at)
+                seen.add(place)
+    assert len(seen) == n * -(-k // own), "every scale is read"
+
+
+LONG = [
+    ("nvfp4", 8, 28672, 8192), ("mxfp4", 16, 28672, 8192), ("mxfp8", 8, 8192, 28672), ("int4_g32", 32, 28672, 8192),
+    ("e2m1_g64", 8, 28672, 8192), ("nf4_g64", 16, 28672, 8192), ("uint4_g128_z", 16, 28672, 8192), ("int4_row", 8, 2**17, 64),
+    ("int4_g256_f32", 8, 2**17, 64),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "m", "k", "n"), LONG, ids=str)
+def test_a_loop_comes_round_to_where_the_text_of_its_steps_is(name: str, m: int, k: int, n: int) -> None:
+    """A turn of it moves codes, scales, zeros and x by whole pieces; what may be missing, at the end, is asked for behind it."""
+    problem = Problem(m=bucket(m), n=n, k=k, format=named(name))
+    kernel = made(lower(problem), pick(lower(problem), ARCHES["sm_90"]), ARCHES["sm_90"])
+    at = {each[1]: int(each[2]) for each in re.finditer(r"(?m)^(\w+) = gl\.constexpr\((\d+)\)", kernel.source)}
+    assert kernel.name == "gemv_mma"
+    assert at["LAPS"] > 1
+    assert at["LAP"] * at["PIECES"] % at["RING"] == 0, "the ring is where it was"
+    ahead = max(at["AHEAD"], -(-(at["RING"] - 1) // at["PIECES"]))
+    assert at["LAPS"] * at["LAP"] + ahead < at["STEPS"], "the last step is not asked for in the loop"
+    step = at["LAP"] * at["WORKERS"] * at["BLOCK_K"]
+    assert at["LAP_K"] == step
+    codes = kernel.program.tile("codes.stored").layout
+    for first in range(0, k - step, step):
+        for row in (0, n - 1):
+            moved = codes.address(n=row, k=first + step) - codes.address(n=row, k=first)
+            assert moved == at["LAP_WORDS"] * 32
+            for leaf in ("scale", "zero") if "zero" in kernel.program.graph else ("scale",):
+                layout, group = kernel.program.op(f"{leaf}.view").layout, problem.format.group_in(k)
+                moved = layout.address(n=row, g=(first + step) // group) - layout.address(n=row, g=first // group)
+                assert moved == at[f"LAP_{leaf.upper()}S"] * layout.bits
+
+
+SHORT = [("int4_g128", 8, 28672, 8192), ("nf4_g64", 8, 28672, 8192), ("nvfp4", 1, 8192, 28672)]
+
+
+@pytest.mark.parametrize(("name", "m", "k", "n"), SHORT, ids=str)
+def test_steps_that_the_instruction_cache_holds_stand_one_after_another(name: str, m: int, k: int, n: int) -> None:
+    problem = Problem(m=bucket(m), n=n, k=k, format=named(name), x=BF16, y=BF16)
+    assert "LAPS" not in made(lower(problem), pick(lower(problem), ARCHES["sm_90"]), ARCHES["sm_90"]).source

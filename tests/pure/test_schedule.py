@@ -276,6 +276,15 @@ def test_gemm_takes_over_where_every_program_would_read_too_much_of_x(m: tuple[i
     assert pick(lower(Problem(m=m, n=n, k=k, format=named("int4_g128"))), ARCHES["sm_90"]).template == template
 
 
+@pytest.mark.parametrize("m", [m for m in BUCKETS if m[1] <= 32], ids=str)
+@pytest.mark.parametrize(("k", "n"), [(1536, 256), (4096, 4096), (8192, 28672), (28672, 8192), (11008, 4096)])
+@pytest.mark.parametrize("name", ["int4_g32", "int4_g16", "mxfp4", "nvfp4", "mxfp8"])
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_120"])
+def test_few_rows_of_small_groups_are_not_for_gemm(target: str, name: str, k: int, n: int, m: tuple[int, int]) -> None:
+    """It scales them weight by weight, at several times the operations: no size of x is worth that."""
+    assert pick(lower(Problem(m=m, n=n, k=k, format=named(name))), ARCHES[target]).template == "gemv_mma"
+
+
 @pytest.mark.parametrize("target", ["sm_75", "gfx942", "portable"])
 @pytest.mark.parametrize("m", BUCKETS, ids=str)
 @pytest.mark.parametrize("name", ["int4_g128", "nf4_g64"])

@@ -24,6 +24,7 @@ from w4gen.ir.program import Program
 from w4gen.ir.tile import Space
 from w4gen.schedule.apply import apply
 from w4gen.schedule.arch import ARCHES, GRID
+from w4gen.schedule.arch import arch as arch_named
 from w4gen.schedule.schedule import Schedule
 
 
@@ -104,7 +105,7 @@ def render(program: Program, schedule: Schedule, arch: str, folder: Path | None 
     name = f"{schedule.template}.py.jinja"
     if schedule.template not in PRINTERS:
         raise TemplateError(f"no printer for a template {schedule.template}: there are {', '.join(PRINTERS)}")
-    printer = PRINTERS[schedule.template](program, schedule)
+    printer = PRINTERS[schedule.template](program, schedule, arch_named(arch).features)
     problem = program.problem
     printer.schedule.warps, printer.schedule.stages, printer.schedule.maxnreg  # noqa: B018  the launch reads these
     try:

@@ -27,8 +27,8 @@ class WgmmaPrinter(SumsPrinter, GluonPrinter):
     LIMIT = 168
     """Registers of a thread, on average, where three times 128 threads share the 65536 of an SM."""
 
-    def __init__(self, program: Program, schedule: Schedule) -> None:
-        super().__init__(program, schedule)
+    def __init__(self, program: Program, schedule: Schedule, features: frozenset[str] = frozenset()) -> None:
+        super().__init__(program, schedule, features)
         problem = program.problem
         if self.looked_up or self.how.power or self.apart or program.tile(self.grouped["scale"]).element not in SCALES[problem.x]:
             raise TemplateError(
@@ -40,13 +40,22 @@ class WgmmaPrinter(SumsPrinter, GluonPrinter):
             raise TemplateError(f"gemm_wgmma has teams of 4 warps for {self.OUTPUTS} outputs, not {asked}")
         if program.tile("x.tile").space is not Space.SHARED:
             raise TemplateError("gemm_wgmma keeps x in shared memory: take x_at=shared")
-        if self.centred and self.group < self.order.held["k"]:
-            raise TemplateError(f"gemm_wgmma takes one zero for {self.order.held['k']} inputs, not for {self.group}: take gemm")
+        if self.step_k % self.span and self.span % self.step_k:
+            raise TemplateError(f"group {self.span} and block_k={self.step_k}: take a block_k that divides it, or is a multiple")
+        if self.centred and self.span < self.step_k:
+            raise TemplateError(f"gemm_wgmma takes one zero in a step of {self.step_k} k, not for {self.span}: take a shorter step")
+                f"gemm_wgmma takes one zero in a step of {self.step_k} k, not for {self.span} k: take a shorter step"
+            )
 
     @property
-    def group(self) -> int:
+    def span(self) -> int:
         """Inputs under one scale."""
         return padded_group(self.program.problem, self.order.layout)
+
+    @property
+    def groups(self) -> int:
+        """Scales that an output has in a step: the program scales weights, and says nothing of it."""
+        return max(1, self.step_k // self.span)
 
     @property
     def workers(self) -> int:
@@ -73,8 +82,6 @@ class WgmmaPrinter(SumsPrinter, GluonPrinter):
 
     def constants(self) -> str:
         """Sizes of the problem, of a step and of what is in flight."""
-        if self.step_k % self.group and self.group % self.step_k:
-            raise TemplateError(f"group {self.group} and block_k={self.step_k}: take a block_k that divides it, or is a multiple")
         rows = [
             ("N", self.program.tile(self.out).sizes["n"], "outputs"),
             ("K", self.program.tile("x").sizes["k"], "inputs"),
@@ -84,11 +91,11 @@ class WgmmaPrinter(SumsPrinter, GluonPrinter):
             ("PIECES", self.step_k // 64, "times 64 inputs in a step"),
             ("QUADS", self.step_k // self.order.held["k"], f"quads of {self.order.held['k']} inputs in a step"),
             ("FRAGMENTS", self.order.held["k"] // 16, "times 16 inputs in a quad"),
-            ("GROUPS", max(1, self.step_k // self.group), "scales of an output in a step"),
+            ("GROUPS", self.groups, "scales of an output in a step"),
+            *self.of_scales(),
+            *([("ROW_ZEROS", self.strides("zero")["n"][-1], "zeros of 16 outputs")] if self.centred else []),
             ("WORDS", self.order.units, "words of a quad's 32 lanes"),
             ("ROW_WORDS", self.order.stride("n"), "words of 16 outputs"),
-            ("ROW_SCALES", self.scale_strides["n"][-1], "scales of 16 outputs"),
-            ("NEXT_SCALES", self.scale_strides["g"][0], "scales of 16 outputs in a group"),
             ("WARPS", self.schedule.warps, "warps of a team"),
             ("SPLIT", self.workers, "programs that share the steps along k"),
             ("WORKERS", self.workers, "the same"),

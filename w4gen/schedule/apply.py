@@ -12,6 +12,7 @@ from w4gen.ir.tile import Space
 from w4gen.ir.types import F16, F32, DType, Format
 from w4gen.schedule import rewrite
 from w4gen.schedule.arch import M16K16, Arch
+from w4gen.schedule.hoist import hoist
 from w4gen.schedule.schedule import Schedule
 from w4gen.schedule.stored import decoded, layout_for
 
@@ -86,7 +87,8 @@ def _in_blocks(program: Program, schedule: Schedule, layout: Layout, how: Decode
         )
     program = rewrite.place_scale(program, schedule.unit, schedule.side, schedule.scale_at, how.left_out, ("k",))
     places = Space(schedule.sum_at), Space(schedule.x_at)
-    return rewrite.tile(program, "k", size_k, schedule.block_n, schedule.block_m, schedule.split_k, places)
+    program = rewrite.tile(program, "k", size_k, schedule.block_n, schedule.block_m, schedule.split_k, places)
+    return hoist(program) if schedule.template == "gemv_mma" else program
 
 
 FAST = {"gemv_mma": "accumulator", "gemv_half": "accumulator", "gemm_wgmma": "weight"}

@@ -31,8 +31,8 @@ def many(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
         return None
     least = layout.block["k"]
     whole = [size for size in (128, 64) if held % size == size % least == 0]
-    sizes = [size for size in whole if group % size == 0 or size % group == group % 16 == 0]
-    if not sizes or layout.size("n") % 128 or (form.zero is not None and group % least):
+    sizes = [size for size in whole if group % size == 0 or (form.zero is None and size % group == group % 16 == 0)]
+    if not sizes or layout.size("n") % 128:
         return None
     block_k, steps = sizes[0], held // sizes[0]
     splits = [split for split in range(1, 11) if steps % split == 0 and steps // split >= 2]

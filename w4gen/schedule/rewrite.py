@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from w4gen.errors import ScheduleError
 from w4gen.ir.decode import Decode, decode
-from w4gen.ir.groups import beside, bytes_of_rows
+from w4gen.ir.groups import beside, bytes_of_rows, together
 from w4gen.ir.layout import Layout, matrix
 from w4gen.ir.problem import Problem
 from w4gen.ir.program import Builder, Emit, Operands, Program, copy, rewrite
@@ -73,11 +73,11 @@ def pack(program: Program, layout: Layout) -> Program:
             each_row = isinstance(op, Repeat)
             rows, columns = (n, -(-k // stretch(op))) if isinstance(op, Repeat) else tile.shape
             kind = tile.element
-            if isinstance(kind, Format):
-                order, element = bytes_of_rows(rows, columns, kind.bits), U8
-            else:
-                order = beside(layout, columns, kind.bits) if each_row else matrix({"n": rows, "g": columns}, kind.bits)
-                element = kind
+            element = U8 if isinstance(kind, Format) else kind
+            in_rows = isinstance(kind, Format) and (kind.bits < 8 or not each_row or layout.row_units() is not None)
+            near = together(stretch(op), columns, kind.bits) if isinstance(op, Repeat) else 1
+            order = beside(layout, columns, kind.bits, near) if each_row else matrix({"n": rows, "g": columns}, kind.bits)
+            order = bytes_of_rows(rows, columns, kind.bits) if in_rows else order
             whole = padded(b, f"{name}.pad", copy(b, program, name, operands), n=rows, g=order.size("g"))
             made = b.add(f"{name}.stored", Pack(order), {"of": whole}, element, Space.GLOBAL, layout=order, kept=True)
             as_it_is = element == kind and order.row_major

@@ -110,21 +110,23 @@ def _fast(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
     plain_scale = isinstance(form.scale, DType) and not form.scale.small and not form.flat
     single = [size for size in (128, 64) if group % size == held % size == size % least == 0]
     several = [size for size in (128, 64) if size % group == held % size == size % least == group % 16 == 0]
-    block_k = next(iter(single or several), 0)
+    n, k, m = problem.n, problem.k, problem.m[1]
+    # more rows, or a loop over steps, do not fit the registers with a longer step under several scales
+    small_steps = not single and not looked_up and 64 in several and (m > 16 or k * form.bits >= 2**16)
+    block_k = 64 if small_steps else next(iter(single or several), 0)
     exact = form.bits in (2, 4) if looked_up else form.bits <= problem.x.mantissa if form.affine else fits(form, problem.x)
     alone = form.zero is None and all(isinstance(kind, DType) or kind.codebook is None for kind in _tree(form))
     beside = single and plain_scale and form.zero_mode in (None, "integer") and not isinstance(form.zero, Format)
     if "gluon" not in arch.features or not exact or not block_k or not (beside or alone) or problem.k % 8:
         return None
-    n, k, m = problem.n, problem.k, problem.m[1]
     if problem.far or problem.epilogue:
         return None  # their offsets have 32 bits, and they store sums as they are
-    plain = not looked_up and form.zero is None  # what gemm decodes as fast
+    plain = not looked_up and form.zero is None and bool(single)  # what gemm is as fast for: others it scales weight by weight
     if m > 32 or (plain and ((m > 8 and k > (4096 if block_k == 128 else 8192)) or (m > 16 and n * k > 2**22))):
         return None  # each program would read too much of x: gemm reads it once for more outputs
     if problem.m == (1, 1) and problem.x == F16 and form.bits <= 4 and form.affine and beside:
         return _halves(problem, block_k, arch)
-    tiles, steps = -(-min(m, 32 if plain else 16) // 8), -(-k // block_k)
+    tiles, steps = -(-min(m, 32 if plain or small_steps else 16) // 8), -(-k // block_k)
     rows = 2 if layout.size("n") % 32 == 0 and n >= (16384 if looked_up and tiles > 1 else 8192) else 1
     room = SHARED - (128 * 4**form.bits if looked_up else 0)
     warps = 8 if (looked_up or n < 16 * rows * 2 * arch.sms) and k >= 4096 else 4
