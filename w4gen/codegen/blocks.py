@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 from math import prod
@@ -74,11 +75,10 @@ class Order:
             below *= digit.size
         return Index((*terms, Term("j", divide=below, weight=below))).render(())
 
-    def load(self, program: Program, names: list[str], step: str, extra: str) -> list[str]:
-        """Bring the words of a tile, [TALL, WIDE, WORDS], to registers."""
-        n, k = "tl.program_id(1) * TALL + tl.arange(0, TALL)", f"{step} * WIDE + tl.arange(0, WIDE)"
+    def load(self, program: Program, names: list[str], place: Mapping[str, str], extra: str) -> list[str]:
+        """Bring the words of a tile, [TALL, WIDE, WORDS], to registers; `place` has the stored blocks of it."""
         grown = {axis for op in map(program.op, names) if isinstance(op, Pad) for axis, _ in op.sizes}
-        lines = [f"tall = ({n})[:, None, None]", f"wide = ({k})[None, :, None]"]
+        lines = [f"tall = ({place['n']})[:, None, None]", f"wide = ({place['k']})[None, :, None]"]
         masks = [f"({name} < {self.count(axis)})" for name, axis in (("tall", "n"), ("wide", "k")) if axis in grown]
         lines.append(f"w_at = tall * {self.stride('n')} + wide * WORDS + tl.arange(0, WORDS)[None, None, :]")
         mask = f", mask={' & '.join(masks)}, other=0" if masks else ""
@@ -158,8 +158,8 @@ def twice(bits: int) -> str:
 class BlockPrinter(Printer):
     """Printer of templates that read whole blocks: lines that load words and decode them to [BLOCK_N, BLOCK_K]."""
 
-    STEP = "step"
-    """Where along k a program is, in tiles."""
+    PLACE: Mapping[str, str] = {"n": "tl.program_id(1) * TALL + tl.arange(0, TALL)", "k": "step * WIDE + tl.arange(0, WIDE)"}
+    """The stored blocks along n and k that a tile has."""
 
     @property
     def order(self) -> Order:
@@ -185,56 +185,13 @@ class BlockPrinter(Printer):
             return super().load(operand, extra)
         seen = self.parted("w")[0]
         self.ledger.update(seen)
-        return "\n".join(self.order.load(self.program, seen, self.STEP, extra))
+        return "\n".join(self.order.load(self.program, seen, self.PLACE, extra))
 
     def decode(self, operand: str) -> str:
         value = self.parted("w")[1][0]
         self.ledger[value] += 1
         rest = takewhile(lambda name: "scale" not in self.program.operands(name), self.parted("w")[1][1:])
         return "\n".join([*decoded(self.program, value, self.order), *(line for name in rest for line in self.node(name))])
-
-
-class DensePrinter(BlockPrinter):
-    """Printer of the kernel that dequantizes: tiles of n and k; of rows, and of other orders, a code loads the word it is in."""
-
-    STEP = "tl.program_id(0)"
-    UNITS = (("vendor", "right"),)
-    WIDE = True
-
-    def constants(self) -> str:
-        """Sizes of the weight and of its blocks, as constants."""
-        dense = self.program.tile("w.dense").sizes
-        rows = [
-            ("N", dense["n"], "outputs"),
-            ("K", dense["k"], "inputs"),
-            ("BLOCK_N", self.blocks["n"], "outputs per program"),
-            ("BLOCK_K", self.blocks["k"], "inputs per program"),
-        ]
-        return constants(rows + (self.of_blocks() if self.in_blocks else []))
-
-    @property
-    def in_blocks(self) -> bool:
-        """Whether a tile is whole stored blocks, which follow one another along k and then n."""
-        layout = self.program.tile("codes.stored").layout
-        if layout is None or layout.high is not None or layout.row_units() is not None or not layout.block_units:
-            return False
-        outside = [digit.axis for digit in layout.digits if digit.stride >= layout.block_units * layout.unit]
-        whole = all(self.blocks[axis] % size == 0 for axis, size in layout.block.items())
-        return whole and sorted(outside) == ["k", "n"]
-
-    def load(self, operand: str, extra: str = "") -> str:
-        return super().load(operand, extra) if self.in_blocks else Printer.load(self, operand, extra)
-
-    def decode(self, operand: str) -> str:
-        return super().decode(operand) if self.in_blocks else Printer.decode(self, operand)
-
-    def store(self) -> str:
-        """Round and write a block of the weight."""
-        self.ledger["w.dense"] += 1
-        element = tl.type_of(self.program.tile("w.dense"))
-        value = tl.variable(self.program.source("w.dense"))
-        at, inside = "n[:, None] * K + k[None, :]", "(n[:, None] < N) & (k[None, :] < K)"
-        return f"tl.store(dense_ptr + {at}, {value}.to({element}), mask={inside})"
 
 
 class GemmPrinter(BlockPrinter):

@@ -176,8 +176,8 @@ def bind(kernel: Kernel) -> Callable[..., torch.Tensor]:
     launches: dict[torch.device, Launch] = {}
 
     def call(x: torch.Tensor, w: Weight, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None) -> torch.Tensor:
-        if x.dim() != 2 or x.shape[1] != problem.k or not problem.m[0] <= x.shape[0] <= problem.m[1]:
-            raise ShapeError(f"x is {list(x.shape)}; this kernel takes [{problem.m[0]}…{problem.m[1]}, {problem.k}]")
+        if x.dim() != 2 or x.shape[1] != problem.inputs or not problem.m[0] <= x.shape[0] <= problem.m[1]:
+            raise ShapeError(f"x is {list(x.shape)}; this kernel takes [{problem.m[0]}…{problem.m[1]}, {problem.inputs}]")
         if x.dtype != torch_dtype(problem.x) or x.device != w.codes.device:
             raise ShapeError(f"x is {x.dtype} on {x.device}; this kernel takes {torch_dtype(problem.x)} on {w.codes.device}")
         if (w.format, w.n, w.k) != (problem.format, problem.n, problem.k) or (bias is not None) != problem.bias:

@@ -30,6 +30,8 @@ def pick(program: Program, arch: Arch) -> Schedule:
     problem = program.problem
     layout = problem.layout or layout_for(problem.format, arch, problem.n, problem.k)
     low, high = problem.m
+    if problem.gradient:
+        return _gradient(problem, layout, arch)
     if problem.m == EVERY:
         return _alike(problem, layout, arch)
     if low > FUSED or (arch.fragment is None and low > 1) or not _readable(layout, problem.format, arch):
@@ -45,6 +47,8 @@ def ways(program: Program, arch: Arch) -> tuple[Schedule, ...]:
     """What `pick` chooses among: a schedule for each way through a template, whether it is legal for the problem or not."""
     problem = program.problem
     layout = problem.layout or layout_for(problem.format, arch, problem.n, problem.k)
+    if problem.gradient:
+        return (_gradient(problem, layout, arch),)
     if layout.narrowest.row_units() is not None:
         return _gemv(problem, layout, arch), _dense(problem, layout)
     fast = _fast(problem, layout, arch)
@@ -65,6 +69,25 @@ def _alike(problem: Problem, layout: Layout, arch: Arch) -> Schedule:
             "instructions take any number of rows alike, so rows are multiplied one by one"
         )
     return chosen
+
+
+def _gradient(problem: Problem, layout: Layout, arch: Arch) -> Schedule:
+    """dX = dY W on matrix cores: each tile of the weight is decoded once for as many rows of dY as a program holds."""
+    if arch.fragment is None and "async_copy" not in arch.features:
+        raise ScheduleError(f"no kernel for gradients on {arch.name}: matrix instructions of Triton's are what they are made of")
+    wide = problem.m[1] > 64
+    group, least = rewrite.padded_group(problem, layout), layout.block["k"] if layout.narrowest.row_units() is None else 1
+    block_k = max(least, 64 if not wide or group % 128 else 128)
+    return Schedule(
+        template="dgrad",
+        block_m=min(128, max(16, 1 << (problem.m[1] - 1).bit_length())),
+        block_n=64,
+        block_k=block_k,
+        unit="mma",
+        scale_at="weight",
+        warps=8 if wide or block_k > 128 else 4,
+        stages=3,
+    )
 
 
 def _gemv(problem: Problem, layout: Layout, arch: Arch) -> Schedule:
