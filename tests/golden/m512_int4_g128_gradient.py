@@ -53,9 +53,14 @@ def dgrad(
         w_at = tall * 3072 + wide * WORDS + tl.arange(0, WORDS)[None, None, :]
         w_tile = tl.load(codes_ptr + w_at)
         x_tile = tl.load(x_ptr + m[:, None] * 256 + n[None, :], mask=m[:, None] < m_count, other=0.0)
-        scale_at = tl.load(scale_ptr + n // 16 * 192 + column * BLOCK_K // 128 * 16 + n % 8 * 2 + n // 8 % 2)
-        shift = tl.arange(0, 4) * 4
-        w_bits = ((w_tile[:, :, :, None] >> shift[None, None, None, :]) & 0x000F000F) | magic
+        tall = (tl.arange(0, TALL) + step * TALL)[:, None]
+        at = tall * 192 + column * BLOCK_K // 128 * 16 + tl.arange(0, 16)[None, :]
+        scale_at = tl.load(scale_ptr + at)
+        scale_at = scale_at.reshape([TALL, 8, 2]).permute([0, 2, 1]).reshape([BLOCK_N])
+        w_4_0 = tl.join(w_tile, w_tile >> 8)
+        w_4_1 = tl.join(w_tile >> 4, w_tile >> 12)
+        w_moved = tl.join(w_4_0, w_4_1)
+        w_bits = (w_moved & 0x000F000F) | magic
         w_value = halves(w_bits) - 1032.0
         w_value = w_value.reshape([TALL, WIDE, 8, 4, 2, 2, 2, 2, 2])
         w_value = w_value.permute([0, 7, 2, 1, 4, 5, 6, 3, 8]).reshape([BLOCK_N, BLOCK_K])

@@ -6,8 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from w4gen.codegen import tl
-from w4gen.codegen.blocks import BlockPrinter, magic, pair_type
+from w4gen.codegen.blocks import BlockPrinter, joined, magic, pair_type
+from w4gen.codegen.index import Index, Term
 from w4gen.codegen.printer import Printer, constants
+from w4gen.ir.layout import Layout
+from w4gen.ir.tile import Pad, Repeat
+from w4gen.ir.types import U8, DType
 
 GROUP = 8
 """Columns of programs of a gradient that share what the L2 cache holds of dY."""
@@ -61,6 +65,7 @@ class GradientPrinter(DensePrinter):
 
     PLACE: Mapping[str, str] = {"n": "tl.arange(0, TALL) + step * TALL", "k": "column * WIDE + tl.arange(0, WIDE)"}
     STARTS: Mapping[str, str] = {"k": "column * BLOCK_K"}
+    SHIFTED = staticmethod(joined)
     UNITS = (("mma", "right"),)
     WIDE = False
 
@@ -84,6 +89,32 @@ class GradientPrinter(DensePrinter):
 
     def magic(self) -> str:
         return "\n".join((self.in_blocks and magic(self.program)) or tl.magic(self.program, "(m_count >> 31)"))
+
+    def view(self, names: list[str], extra: str = "") -> list[str]:
+        """A scale for each row of a tile comes in the order in which scales are kept, so that it can be asked for ahead."""
+        kept = self.program.tile(self.program.source(names[0]))
+        beside = self.in_blocks and names[-1].endswith(".at") and isinstance(kept.element, DType) and kept.layout is not None
+        if not beside or kept.layout.row_major or kept.layout.axes != ("n", "g") or kept.element == U8:
+            return super().view(names, extra)
+        self.ledger.update(names)
+        return self.of_rows(names, kept.layout)
+
+    def of_rows(self, names: list[str], layout: Layout) -> list[str]:
+        """Load the scales of BLOCK_N rows from where they are kept: block by block of rows, each group by group."""
+        program, value, held = self.program, tl.variable(names[-1]), self.order.held["n"]
+        *inside, highest = (digit for digit in layout.digits if digit.axis == "n")
+        kept = sorted(inside, key=lambda digit: -digit.stride)
+        group = next(op.group for op in map(program.op, names) if isinstance(op, Repeat))
+        column = Index((Term(self.STARTS["k"]),)).quotient(group).render(())
+        padded = any(axis == "n" for op in map(program.op, names) if isinstance(op, Pad) for axis, _ in op.sizes)
+        mask = f", mask=tall < {highest.size}, other=0.0" if padded else ""
+        sizes, axes = [digit.size for digit in kept], [0, *(1 + kept.index(digit) for digit in reversed(inside))]
+        return [
+            f"tall = ({self.PLACE['n']})[:, None]",
+            f"at = tall * {highest.stride // layout.unit} + {column} * {held} + tl.arange(0, {held})[None, :]",
+            f"{value} = tl.load({tl.pointer(program, program.source(names[0]))} + at{mask})",
+            f"{value} = {value}.reshape([TALL, {', '.join(map(str, sizes))}]).permute({axes}).reshape([BLOCK_N])",
+        ]
 
     def store(self) -> str:
         """Round and write a block of dX."""
