@@ -37,7 +37,7 @@ def problem_of(
     kind = dtype(dtype_name)
     if kind.bits != 16:
         raise ShapeError(f"dtype {dtype_name}: kernels take float16 and bfloat16; float32 x is run by the fallback")
-    return Problem(m=bucket(m), n=n, k=k, format=named(format), x=kind, y=kind, bias=bias, gradient=gradient)
+    return Problem(m=bucket(m, gradient), n=n, k=k, format=named(format), x=kind, y=kind, bias=bias, gradient=gradient)
 
 
 def compile(

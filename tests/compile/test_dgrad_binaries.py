@@ -22,7 +22,7 @@ SLOW = [pytest.param(*each, marks=pytest.mark.slow) for each in EVERY if each no
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_gradients_compile_without_spills(arch: str, form: str, kind: str, m: int) -> None:
     x = dtype(kind)
-    problem = Problem(m=bucket(m), n=4096, k=4096, format=named(form), x=x, y=x, gradient=True)
+    problem = Problem(m=bucket(m, gradient=True), n=4096, k=4096, format=named(form), x=x, y=x, gradient=True)
     (binary,) = toolchain.build(compile(problem, ARCHES[arch]), ARCHES[arch]).values()
     assert binary.spills == 0
     assert binary.shared_bytes <= ARCHES[arch].shared_bytes

@@ -1,18 +1,18 @@
-# dx[129..2147483647, 1536] = dy[129..2147483647, 256] @ w[256, 1536] · int4_g128 · f16 · template=dgrad block_m=128 block_n=64 block_k=128 unit=mma side=right scale_at=weight zero_at=weight convert_at=register split_k=1 sum_at=global warps=8 stages=3 maxnreg=0 vector=2 ring=2 overlap=0
-# made by: w4gen compile --problem 'm=129..2147483647 n=256 k=1536 format=int4(bits=4,step=1.0,origin=-8.0,group=128,scale=f16) x=f16 y=f16 accumulate=f32 bias=0 gradient=1' --arch sm_90 --emit py
+# dx[129..512, 1536] = dy[129..512, 256] @ w[256, 1536] · int4_g128 · f16 · template=dgrad block_m=64 block_n=64 block_k=64 unit=mma side=right scale_at=weight zero_at=weight convert_at=register split_k=1 sum_at=global warps=4 stages=3 maxnreg=0 vector=2 ring=2 overlap=0
+# made by: w4gen compile --problem 'm=129..512 n=256 k=1536 format=int4(bits=4,step=1.0,origin=-8.0,group=128,scale=f16) x=f16 y=f16 accumulate=f32 bias=0 gradient=1' --arch sm_90 --emit py
 import triton
 import triton.language as tl
 
 N = tl.constexpr(256)  # outputs, columns of dY
 K = tl.constexpr(1536)  # inputs, columns of dX
-BLOCK_M = tl.constexpr(128)  # rows of dY per program
+BLOCK_M = tl.constexpr(64)  # rows of dY per program
 BLOCK_N = tl.constexpr(64)  # outputs per step
-BLOCK_K = tl.constexpr(128)  # inputs per program
+BLOCK_K = tl.constexpr(64)  # inputs per program
 STEPS = tl.constexpr(4)  # steps along n
 STAGES = tl.constexpr(3)  # steps asked for ahead
 GROUP = tl.constexpr(8)  # columns of programs that run through the rows of dY together
 TALL = tl.constexpr(4)  # stored blocks of 16 outputs
-WIDE = tl.constexpr(2)  # stored blocks of 64 inputs
+WIDE = tl.constexpr(1)  # stored blocks of 64 inputs
 WORDS = tl.constexpr(128)  # words of a stored block
 
 
@@ -70,8 +70,8 @@ def dgrad(
     tl.store(y_ptr + m[:, None] * K + k[None, :], acc.to(tl.float16), mask=(m[:, None] < m_count) & (k[None, :] < K))
 
 
-PROBLEM = "m=129..2147483647 n=256 k=1536 format=int4(bits=4,step=1.0,origin=-8.0,group=128,scale=f16) x=f16 y=f16 accumulate=f32 bias=0 gradient=1 layout=n8@512,n2@4,n16@98304,k2@16,k4@128,k2@8,k2@32,k2@64,k24@4096;4/32"
-SCHEDULE = "template=dgrad block_m=128 block_n=64 block_k=128 unit=mma side=right scale_at=weight zero_at=weight convert_at=register split_k=1 sum_at=global warps=8 stages=3 maxnreg=0 vector=2 ring=2 overlap=0"
+PROBLEM = "m=129..512 n=256 k=1536 format=int4(bits=4,step=1.0,origin=-8.0,group=128,scale=f16) x=f16 y=f16 accumulate=f32 bias=0 gradient=1 layout=n8@512,n2@4,n16@98304,k2@16,k4@128,k2@8,k2@32,k2@64,k24@4096;4/32"
+SCHEDULE = "template=dgrad block_m=64 block_n=64 block_k=64 unit=mma side=right scale_at=weight zero_at=weight convert_at=register split_k=1 sum_at=global warps=4 stages=3 maxnreg=0 vector=2 ring=2 overlap=0"
 
 if __name__ == "__main__":
     from w4gen.runtime.check import main

@@ -118,7 +118,7 @@ def dx_on_gpu(
     m, n = dy.shape
     if m == 0:
         return dy.new_empty((0, k))
-    key = (dy.device.index, dy.dtype, bucket(m), n, k, format, layout, True, False, "", False)
+    key = (dy.device.index, dy.dtype, bucket(m, gradient=True), n, k, format, layout, True, False, "", False)
     try:
         launch = LAUNCHES[key]
     except KeyError:

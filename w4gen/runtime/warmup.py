@@ -59,7 +59,7 @@ def warmup(
         asks += [
             ahead.Ask(
                 Problem(
-                    m=bucket(m), n=layer.out_features, k=layer.in_features, format=layer.format, layout=layout,
+                    m=bucket(m, gradient), n=layer.out_features, k=layer.in_features, format=layer.format, layout=layout,
                     x=x, y=x, bias=layer.bias is not None and not gradient, gradient=gradient,
                 ),
                 target,

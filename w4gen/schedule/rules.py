@@ -20,9 +20,15 @@ BUCKETS = ((1, 1), (2, 8), (9, 16), (17, 32), (33, 64), (65, 128), (129, 2**31 -
 """Ranges of M that share one kernel."""
 
 
-def bucket(m: int) -> tuple[int, int]:
+MANY = 512
+"""The M up to which, above the smaller buckets, gradients have a kernel of their own: in it few programs fill the GPU."""
+
+
+def bucket(m: int, gradient: bool = False) -> tuple[int, int]:
     """The range of M that `m` falls in; (m, m) outside all of them."""
-    return next((each for each in BUCKETS if each[0] <= m <= each[1]), (m, m))
+    *few, (low, most) = BUCKETS
+    ranges = (*few, (low, MANY), (MANY + 1, most)) if gradient else BUCKETS
+    return next((each for each in ranges if each[0] <= m <= each[1]), (m, m))
 
 
 def pick(program: Program, arch: Arch) -> Schedule:
@@ -75,17 +81,23 @@ def _gradient(problem: Problem, layout: Layout, arch: Arch) -> Schedule:
     """dX = dY W on matrix cores: each tile of the weight is decoded once for as many rows of dY as a program holds."""
     if arch.fragment is None and "async_copy" not in arch.features:
         raise ScheduleError(f"no kernel for gradients on {arch.name}: matrix instructions of Triton's are what they are made of")
-    wide = problem.m[1] > 64
+    rows = 1 << (min(problem.m[1], 2 * MANY) - 1).bit_length()
     group, least = rewrite.padded_group(problem, layout), layout.block["k"] if layout.narrowest.row_units() is None else 1
-    block_k = max(least, 64 if not wide or group % 128 else 128)
+
+    def programs(block_m: int, block_k: int) -> int:
+        return -(-rows // block_m) * -(-problem.k // block_k)
+
+    block_k = max(least, 128 if group % 128 == 0 and programs(64, 128) >= arch.sms else 64)
+    # two programs or more on an SM: one decodes while the other multiplies
+    block_m = 128 if rows >= 128 and 2 * programs(128, block_k) >= 3 * arch.sms else min(64, max(16, rows))
     return Schedule(
         template="dgrad",
-        block_m=min(128, max(16, 1 << (problem.m[1] - 1).bit_length())),
+        block_m=block_m,
         block_n=64,
         block_k=block_k,
         unit="mma",
         scale_at="weight",
-        warps=8 if wide or block_k > 128 else 4,
+        warps=8 if block_m * block_k > 64 * 128 or block_k > 128 else 4,
         stages=3,
     )
 
