@@ -93,8 +93,8 @@ class GradientPrinter(DensePrinter):
     def view(self, names: list[str], extra: str = "") -> list[str]:
         """A scale for each row of a tile comes in the order in which scales are kept, so that it can be asked for ahead."""
         kept = self.program.tile(self.program.source(names[0]))
-        beside = self.in_blocks and names[-1].endswith(".at") and isinstance(kept.element, DType) and kept.layout is not None
-        if not beside or kept.layout.row_major or kept.layout.axes != ("n", "g") or kept.element == U8:
+        one = self.in_blocks and names[-1].endswith(".at") and isinstance(kept.element, DType) and kept.element != U8
+        if not one or kept.layout is None or kept.layout.row_major or kept.layout.axes != ("n", "g"):
             return super().view(names, extra)
         self.ledger.update(names)
         return self.of_rows(names, kept.layout)

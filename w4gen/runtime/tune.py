@@ -142,7 +142,9 @@ def trial(kernel: Kernel, m: int, device: torch.device) -> float:
     torch.manual_seed(0)
     x, w, bias = random_call(kernel, m, kernel.problem.n, device)
     copies = [w.clone() for _ in range(copies_for(w.nbytes, device))]
-    outputs = [torch.full((m, kernel.problem.n), torch.nan, dtype=torch_dtype(kernel.problem.y), device=device) for _ in copies]
+    outputs = [
+        torch.full((m, kernel.problem.outputs), torch.nan, dtype=torch_dtype(kernel.problem.y), device=device) for _ in copies
+    ]
     try:
         launch = launcher(kernel, device)
         calls = [
