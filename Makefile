@@ -42,6 +42,7 @@ bench:
 	  --format int4_g128 --format uint4_g128_z --format nf4_g64 --format e2m1_g64 --format int8_g128 --out docs/results/formats-h200.json
 	$(PYTHON) -m w4gen.bench.compare --layer 8192x28672 --layer 28672x8192 --layer 4096x4096 --m 1 --m 8 --m 16 --m 64 \
 	  --dtype bfloat16 --out docs/results/bf16-h200.json
+	$(PYTHON) -m w4gen.bench.backward --out docs/results/backward-h200.json
 
 bench-docs: $(VENV)/installed
 	$(BIN)/python -m w4gen.bench.report

@@ -108,6 +108,7 @@ def measured() -> list[tuple[float, float]]:
         for row in json.loads(path.read_text())["rows"]:
             dtype = {"f16": "float16", "bf16": "bfloat16"}[row["dtype"]]
             asked = {"m": row["m"], "n": row["n"], "k": row["k"], "format": row["format"], "dtype_name": dtype}
+            asked["gradient"] = row.get("gradient", False)
             found.append((row["us"], prediction(Schedule.parse(row["schedule"]), **asked).us))
     return found
 

@@ -21,6 +21,7 @@ import torch
 from w4gen import toolchain
 from w4gen.api import parse_shape
 from w4gen.bench.compare import LAYERS, REPEATS, ROUNDS, random_weight
+from w4gen.bench.floors import floor
 from w4gen.codegen.render import Kernel
 from w4gen.errors import W4Error
 from w4gen.ir.lower import lower
@@ -80,9 +81,11 @@ def measure(w: Weight, m: int, kind: torch.dtype, changes: str) -> dict[str, Any
         "n": w.n,
         "format": w.format.label,
         "dtype": OURS[kind].name,
+        "gradient": True,
         "schedule": str(kernel.schedule),
         "us": round(us, 3),
-        "mm_us": round(cublas, 3),
+        "cublas_us": round(cublas, 3),
+        "floor_us": round(floor(w.nbytes, device, False).us, 3),
         "ratio": round(us / cublas, 3),
         "spread": round(max(turn[i].spread for turn in turns for i in (0, 1)), 4),
         "extra_bytes": extra_bytes(lambda: run(w)),
@@ -96,7 +99,7 @@ def measure(w: Weight, m: int, kind: torch.dtype, changes: str) -> dict[str, Any
 def told(row: dict[str, Any]) -> str:
     """A row as one line."""
     shape, checks = f"{row['m']}x{row['n']}x{row['k']}", f"error {row['error']:.2e} (limit {row['error_limit']:.2e})"
-    against = f"torch.mm {row['mm_us']:8.2f} ({row['ratio']:.2f} x its time)"
+    against = f"torch.mm {row['cublas_us']:8.2f} ({row['ratio']:.2f} x its time)"
     memory = f"extra {row['extra_bytes'] / row['dense_bytes']:.1%}"
     return f"{shape:>16} {row['format']:10} {row['us']:8.2f} us  {against}  {checks}  equal {row['equal_repeats']}  {memory}"
 
@@ -135,6 +138,7 @@ def main(
             click.echo(told(rows[-1]) + f"  {change}")
         torch.cuda.empty_cache()
     facts = {
+        "title": "Backward: dX [M, K] = dY [M, N] · w, beside torch.mm",
         "device": torch.cuda.get_device_name(),
         "date": datetime.date.today().isoformat(),
         "torch": torch.__version__,

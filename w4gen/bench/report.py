@@ -39,6 +39,9 @@ def section(path: Path) -> str:
     facts = json.loads(path.read_text())
     where = f"{facts['device']}, torch {facts['torch']}, Triton {facts['triton']}, CUDA {facts['cuda']}, {facts['date']}"
     parts = [f"## {facts.get('title', path.stem)}", f"{where}. `{facts['command']}`", table(facts["rows"])]
+    extra = [row["extra_bytes"] / row["dense_bytes"] for row in facts["rows"] if "extra_bytes" in row]
+    if extra:
+        parts.append(f"Memory beyond inputs and output: at most {max(extra):.1%} of the dequantized weight.")
     if "host" in facts:
         host = facts["host"]
         parts.append(

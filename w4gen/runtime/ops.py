@@ -133,16 +133,16 @@ def dx_on_gpu(
 def dx_of_slabs(
     dy: torch.Tensor, weight: list[torch.Tensor], k: int, format: str, layout: str, version: int = VERSION
 ) -> torch.Tensor:
-    """dy [M, N] -> dx [M, K] = dy · w: some rows of the weight dequantized and multiplied after the others, with sums in f32."""
+    """dy [M, N] -> dx [M, K] = dy · w: rows of the weight dequantized and multiplied a few at a time, sums in f32 or wider."""
     _current(version)
     refuse_captured(dy, "is a gradient, which dequantizes the weight", "capture the forward pass alone")
-    sums = torch.zeros((dy.shape[0], k), dtype=torch.float32, device=dy.device)
-    whole = dy.device.type == "cpu" or dy.dtype not in dtypes.OURS
+    wide = torch.promote_types(dy.dtype, torch.float32)
+    sums = torch.zeros((dy.shape[0], k), dtype=wide, device=dy.device)
     first = 0
     for slab in slabs(weight, _format(format), _layout(layout), dy.shape[1], k):
         some = dy[:, first : first + len(slab)]
-        if whole:
-            sums.addmm_(some.float(), slab)
+        if dy.device.type == "cpu" or dy.dtype == wide:
+            sums.addmm_(some.to(wide), slab.to(wide))
         else:
             sums += torch.mm(some, slab.to(dy.dtype), out_dtype=torch.float32)
         first += len(slab)
