@@ -13,7 +13,8 @@ from w4gen.schedule.arch import ARCHES
 from w4gen.schedule.rules import bucket
 
 QUICK = [("int4_g128", "float16", 512), ("nf4_g64", "bfloat16", 512), ("e2m1_g32", "float16", 16)]
-FORMATS = ["int4_g128", "nf4_g64", "uint4_g128_z", "e2m1_g32", "int4_g64_bf16", "int8_g128", "nf4_g64_m"]
+FORMATS = ["int4_g128", "nf4_g64", "uint4_g128_z", "e2m1_g32", "int4_g64_bf16", "int8_g128", "nf4_g64_m", "uint4_g32_m"]
+FORMATS += ["q2_k", "q4_k", "mxfp4", "nvfp4", "nf4_dq", "int3_g128"]
 EVERY = [(form, kind, m) for form in FORMATS for kind in ("float16", "bfloat16") for m in (16, 512)]
 SLOW = [pytest.param(*each, marks=pytest.mark.slow) for each in EVERY if each not in QUICK]
 

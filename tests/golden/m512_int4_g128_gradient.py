@@ -10,7 +10,7 @@ BLOCK_N = tl.constexpr(64)  # outputs per step
 BLOCK_K = tl.constexpr(64)  # inputs per program
 STEPS = tl.constexpr(4)  # steps along n
 STAGES = tl.constexpr(3)  # steps asked for ahead
-GROUP = tl.constexpr(8)  # columns of programs that run through the rows of dY together
+TOGETHER = tl.constexpr(8)  # columns of programs that run through the rows of dY together
 TALL = tl.constexpr(4)  # stored blocks of 16 outputs
 WIDE = tl.constexpr(1)  # stored blocks of 64 inputs
 WORDS = tl.constexpr(128)  # words of a stored block
@@ -34,10 +34,11 @@ def dgrad(
 ):
     """Each program computes a block of dX, from rows of dY and columns of the weight, which it decodes as it goes along n."""
     place = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
-    group = place // (GROUP * tl.num_programs(0)) * GROUP
-    place = place - group * tl.num_programs(0)
-    together = tl.minimum(tl.num_programs(1) - group, GROUP)
-    column, row = group + place % together, place // together
+    left = place // (TOGETHER * tl.num_programs(0)) * TOGETHER
+    place = place - left * tl.num_programs(0)
+    together = tl.minimum(tl.num_programs(1) - left, TOGETHER)
+    column = left + place % together
+    row = place // together
     magic = 0x64006400 + (m_count >> 31)  # hidden from ptxas: and + or stay one LOP3
     first = row.to(tl.int64) * BLOCK_M
     x_ptr += first * N

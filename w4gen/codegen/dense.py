@@ -13,7 +13,7 @@ from w4gen.ir.layout import Layout
 from w4gen.ir.tile import Pad, Repeat
 from w4gen.ir.types import U8, DType
 
-GROUP = 8
+TOGETHER = 8
 """Columns of programs of a gradient that share what the L2 cache holds of dY."""
 
 
@@ -83,7 +83,7 @@ class GradientPrinter(DensePrinter):
             ("BLOCK_K", self.blocks["k"], "inputs per program"),
             ("STEPS", steps, "steps along n"),
             ("STAGES", self.schedule.stages, "steps asked for ahead"),
-            ("GROUP", GROUP, "columns of programs that run through the rows of dY together"),
+            ("TOGETHER", TOGETHER, "columns of programs that run through the rows of dY together"),
         ]
         return constants(rows + (self.of_blocks() if self.in_blocks else []))
 

@@ -93,7 +93,7 @@ def _gradient(problem: Problem, layout: Layout, arch: Arch) -> Schedule:
     return Schedule(
         template="dgrad",
         block_m=block_m,
-        block_n=64,
+        block_n=64 if group % block_k == 0 else max(16, 2048 // block_k),  # a scale for each weight takes registers
         block_k=block_k,
         unit="mma",
         scale_at="weight",
