@@ -29,3 +29,13 @@ def test_gradients_compile_without_spills(arch: str, form: str, kind: str, m: in
     assert binary.shared_bytes <= ARCHES[arch].shared_bytes
     instruction = "HGMMA" if arch == "sm_90" and m == 512 else "HMMA"
     assert instruction in binary.text("sass")
+
+
+def test_words_stay_in_the_lanes_that_loaded_them_and_scales_are_asked_for_ahead() -> None:
+    """Matrices are stored as such, and nothing is loaded but by asynchronous copies: what a change of layout would undo."""
+    problem = Problem(m=bucket(512, gradient=True), n=4096, k=4096, format=named("int4_g128"), gradient=True)
+    (binary,) = toolchain.build(compile(problem, ARCHES["sm_90"]), ARCHES["sm_90"]).values()
+    sass = binary.text("sass")
+    assert "STSM.16.M88.4" in sass
+    assert "LDG.E" not in sass
+    assert "tnspB" in sass
