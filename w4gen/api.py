@@ -30,24 +30,37 @@ def parse_layer(text: str) -> tuple[int, int] | None:
 
 
 def problem_of(
-    *, m: int, n: int, k: int, format: str | Format = "int4_g128", dtype_name: str = "float16", bias: bool = False
+    *,
+    m: int,
+    n: int,
+    k: int,
+    format: str | Format = "int4_g128",
+    dtype_name: str = "float16",
+    bias: bool = False,
+    gradient: bool = False,
 ) -> Problem:
     """The problem of the bucket that `m` falls in. Raises `W4Error` on sizes, formats and dtypes that are not valid."""
     kind = dtype(dtype_name)
     if kind.bits != 16:
         raise ShapeError(f"dtype {dtype_name}: kernels take float16 and bfloat16; float32 x is run by the fallback")
-    return Problem(m=bucket(m), n=n, k=k, format=named(format), x=kind, y=kind, bias=bias)
+    return Problem(m=bucket(m), n=n, k=k, format=named(format), x=kind, y=kind, bias=bias, gradient=gradient)
 
 
 def compile(
-    shape: str, format: str | Format = "int4_g128", *, arch: str = "", dtype: str = "float16", bias: bool = False
+    shape: str,
+    format: str | Format = "int4_g128",
+    *,
+    arch: str = "",
+    dtype: str = "float16",
+    bias: bool = False,
+    gradient: bool = False,
 ) -> Kernel:
     """The kernel for `MxKxN` on `arch` (default: W4GEN_ARCH, else `portable`); it has `.source`, `.schedule`, `.program`.
 
-    Raises `W4Error` where there is none; no GPU is needed.
+    With `gradient` it takes dY [M, N] and gives dX [M, K]. Raises `W4Error` where there is none; no GPU is needed.
     """
     m, k, n = parse_shape(shape)
-    problem = problem_of(m=m, n=n, k=k, format=format, dtype_name=dtype, bias=bias)
+    problem = problem_of(m=m, n=n, k=k, format=format, dtype_name=dtype, bias=bias, gradient=gradient)
     return pipeline.compile(problem, arches.arch(arch or knobs.ARCH.read() or "portable"))
 
 

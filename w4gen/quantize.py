@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
@@ -17,24 +17,57 @@ Parts = dict[str, torch.Tensor]
 
 def values(parts: Mapping[str, torch.Tensor], form: Format, wide: torch.dtype, at: str = "") -> torch.Tensor:
     """The values [rows, columns] that the parts whose names start with `at` stand for, worked out in the type `wide`."""
-    codes, inside = parts[at or "codes"], f"{at}." if at else ""
+    codes = parts[at or "codes"]
+    book, each = _made_of(parts, form, wide, at)
+    return _scaled(book[codes.long()], form, {role: _spread(grid, form, *codes.shape) for role, grid in each.items()})
+
+
+def values_of_rows(
+    codes: Iterable[torch.Tensor], parts: Mapping[str, torch.Tensor], form: Format, wide: torch.dtype
+) -> Iterator[torch.Tensor]:
+    """`values`, some rows [rows, K] at a time: those of `codes`, which follow one another; `parts` has what goes with them."""
+    book, each = _made_of(parts, form, wide, "")
+    first = 0
+    for slab in codes:
+        rows, k = slab.shape
+        grids = {role: _of_rows(grid, form, first, rows, k) for role, grid in each.items()}
+        yield _scaled(book[slab.int()], form, grids)
+        first += rows
+
+
+def _made_of(
+    parts: Mapping[str, torch.Tensor], form: Format, wide: torch.dtype, at: str
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The value of each code, and the scales and zeros as `Format.grid` has them."""
+    inside = f"{at}." if at else ""
+    device = next(iter(parts.values())).device
     own = isinstance(form.codebook, str)
-    book = parts[f"{inside}codebook"].to(wide) if own else torch.tensor(form.values, dtype=wide, device=codes.device)
+    book = parts[f"{inside}codebook"].to(wide) if own else torch.tensor(form.values, dtype=wide, device=device)
+    kinds = {role: decoded(kind) for role, kind in (("scale", form.scale), ("zero", form.zero)) if kind is not None}
+    return book, {
+        role: values(parts, kind, wide, f"{inside}{role}") if isinstance(kind, Format) else parts[f"{inside}{role}"].to(wide)
+        for role, kind in kinds.items()
+    }
 
-    def spread(role: str, kind: DType | Format) -> torch.Tensor:
-        kind = decoded(kind)
-        nested = isinstance(kind, Format)
-        each = values(parts, kind, wide, f"{inside}{role}") if nested else parts[f"{inside}{role}"].to(wide)  # type: ignore[arg-type]
-        return _spread(each, form, *codes.shape)
 
-    value = book[codes.long()]
-    if form.zero is not None and not form.zero_after_scale:
-        value = value - spread("zero", form.zero)
-    if form.scale is not None:
-        value = value * spread("scale", form.scale)
-    if form.zero is not None and form.zero_after_scale:
-        value = value - spread("zero", form.zero)
-    return value
+def _scaled(value: torch.Tensor, form: Format, spread: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Values under the scale and the zero of each."""
+    if "zero" in spread and not form.zero_after_scale:
+        value = value - spread["zero"]
+    if "scale" in spread:
+        value = value * spread["scale"]
+    return value - spread["zero"] if "zero" in spread and form.zero_after_scale else value
+
+
+def _of_rows(each: torch.Tensor, form: Format, first: int, rows: int, k: int) -> torch.Tensor:
+    """The scales of some rows of a weight, one for every value."""
+    if not form.flat:
+        return _spread(each[first : first + rows], form, rows, k)
+    if form.group == -1:
+        return each.reshape(1, 1).expand(rows, k)
+    groups = k // form.group  # of a row: none goes on in the next one
+    own = each.reshape(-1)[first * groups : (first + rows) * groups]
+    return own.repeat_interleave(form.group).reshape(rows, k)
 
 
 def _spread(each: torch.Tensor, form: Format, rows: int, columns: int) -> torch.Tensor:

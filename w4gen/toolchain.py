@@ -138,9 +138,10 @@ def load(kernel: Kernel, piece: Piece, arch: Arch, overlap: bool) -> Any:
 
     if knobs.JIT.chosen("forbid") and not built(kernel, arch):
         (low, high), asked = kernel.problem.m, kernel.problem
+        way = "w4gen.warmup with gradients=True" if asked.gradient else "w4gen.warmup or w4gen compile --model"
         raise ForbiddenError(
             f"M={low}..{high} of {asked.k} -> {asked.n} {asked.format.label} ({asked.x}) is not compiled for {arch.name}, "
-            "and W4GEN_JIT=forbid: give that M to w4gen.warmup or w4gen compile --model, or unset W4GEN_JIT"
+            f"and W4GEN_JIT=forbid: give that M to {way}, or unset W4GEN_JIT"
         )
     binary = build_piece(kernel, piece, arch)
     with tempfile.TemporaryDirectory(prefix="w4gen-") as folder:  # Triton reads files; those of the cache may go at any time

@@ -73,7 +73,8 @@ class Row:
 def question(problem: Problem) -> str:
     """What a tuned row answers."""
     sizes = f"m={problem.m[0]}..{problem.m[1]} n={problem.n} k={problem.k}"
-    return f"{sizes} {problem.format} {problem.x}->{problem.y} {problem.epilogue}".rstrip()
+    asked = f"{sizes} {problem.format} {problem.x}->{problem.y} {problem.epilogue}".rstrip()
+    return asked + " gradient=1" * problem.gradient
 
 
 def tuned(problem: Problem, arch: Arch) -> Row | None:

@@ -41,6 +41,14 @@ def test_every_kernel_is_compiled_once_and_is_the_one_that_calls_ask_for(fresh_c
             assert all(binary.cached for binary in toolchain.build(kernel, arch).values()), (bias, m)
 
 
+def test_kernels_of_gradients_are_compiled_when_asked_for(fresh_cache: Path) -> None:
+    made = model()
+    assert w4gen.warmup(made, ms=(300,), arch="sm_90", gradients=True, progress=False).refused == ()
+    arch, form = ARCHES["sm_90"], made[1].format
+    sizes = {"m": bucket(300), "n": 64, "k": 128, "format": form, "layout": layout_for(form, arch, 64, 128)}
+    assert all(binary.cached for binary in toolchain.build(compile(Problem(gradient=True, **sizes), arch), arch).values())
+
+
 def test_the_type_of_x_is_that_of_the_model() -> None:
     assert of_model(model()) == torch.float16
     assert of_model(model(torch.bfloat16)) == torch.bfloat16

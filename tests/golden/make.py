@@ -30,6 +30,8 @@ KERNELS: dict[str, tuple[str, str, dict[str, object]]] = {
     "m16_int4_g50": ("16x600x40", "int4_g50", SM_80),
     "m1_uint4_g128_z": ("1x1536x256", "uint4_g128_z", {}),
     "m16_uint4_g32_m": ("16x1536x256", "uint4_g32_m", SM_80),
+    "m512_int4_g128_gradient": ("512x1536x256", "int4_g128", {"gradient": True, **SM_90}),
+    "m16_nf4_g64_gradient_ragged": ("16x1000x37", "nf4_g64", {"gradient": True}),
 }
 """Shape, format and options; the arch is `portable` where none is named."""
 

@@ -124,6 +124,7 @@ def measured() -> list[tuple[float, float]]:
         for row in (each for each in rows if "cublas_us" in each):  # others are of other measurements
             dtype = {"f16": "float16", "bf16": "bfloat16"}[row["dtype"]]
             asked = {"m": row["m"], "n": row["n"], "k": row["k"], "format": row["format"], "dtype_name": dtype}
+            asked["gradient"] = row.get("gradient", False)
             found.append((row["us"], prediction(Schedule.parse(row["schedule"]), **asked).us))
     return found
 
@@ -150,3 +151,13 @@ def test_explain_shows_candidates_and_why_they_lost() -> None:
     words = CliRunner().invoke(cli, ["explain", "--shape", "8x4096x4096", "--arch", "sm_90"]).output
     assert "candidates" in words
     assert f"{facts['legal']} of {facts['tried']} schedules are legal" in words
+
+
+def test_a_gradient_has_tiles_of_any_height() -> None:
+    """The grid covers the rows of dY; what is legal has a text."""
+    program = lower(problem_of(m=512, n=1024, k=2048, gradient=True))
+    legal = [each.schedule for each in candidates(program, H200, 512) if not each.refused]
+    assert len(legal) > 50
+    assert {each.block_m for each in legal} >= {32, 64, 128}
+    assert pick(program, H200) in legal
+    assert all("tl.dot(" in made(program, each, H200).source for each in legal[:3])

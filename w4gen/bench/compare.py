@@ -23,9 +23,8 @@ from w4gen.ir.rounding import limit
 from w4gen.ir.types import Format
 from w4gen.ir.types import dtype as named_dtype
 from w4gen.runtime.dtypes import OURS, TORCH
-from w4gen.runtime.launch import arch_of, bind
+from w4gen.runtime.launch import arch_of, bind, stored_for
 from w4gen.runtime.linear import linear
-from w4gen.runtime.ops import stored_for
 from w4gen.runtime.reference import error, reference
 from w4gen.runtime.timer import copies_for, time_calls
 from w4gen.runtime.weight import Weight

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 from math import prod
@@ -74,11 +75,10 @@ class Order:
             below *= digit.size
         return Index((*terms, Term("j", divide=below, weight=below))).render(())
 
-    def load(self, program: Program, names: list[str], step: str, extra: str) -> list[str]:
-        """Bring the words of a tile, [TALL, WIDE, WORDS], to registers."""
-        n, k = "tl.program_id(1) * TALL + tl.arange(0, TALL)", f"{step} * WIDE + tl.arange(0, WIDE)"
+    def load(self, program: Program, names: list[str], place: Mapping[str, str], extra: str) -> list[str]:
+        """Bring the words of a tile, [TALL, WIDE, WORDS], to registers; `place` has the stored blocks of it."""
         grown = {axis for op in map(program.op, names) if isinstance(op, Pad) for axis, _ in op.sizes}
-        lines = [f"tall = ({n})[:, None, None]", f"wide = ({k})[None, :, None]"]
+        lines = [f"tall = ({place['n']})[:, None, None]", f"wide = ({place['k']})[None, :, None]"]
         masks = [f"({name} < {self.count(axis)})" for name, axis in (("tall", "n"), ("wide", "k")) if axis in grown]
         lines.append(f"w_at = tall * {self.stride('n')} + wide * WORDS + tl.arange(0, WORDS)[None, None, :]")
         mask = f", mask={' & '.join(masks)}, other=0" if masks else ""
@@ -103,26 +103,44 @@ def magic(program: Program) -> list[str]:
     return [f"magic = 0x{bits << 16 | bits:08X} + (m_count >> 31)  # hidden from ptxas: and + or stay one LOP3"]
 
 
-def decoded(program: Program, name: str, order: Order) -> list[str]:
-    """The lines that decode `w_tile` into `name`, the left operand [BLOCK_N, BLOCK_K]."""
+def spread(count: int, bits: int) -> tuple[list[str], str]:
+    """The words of `w_tile`, shifted down to each of `count` codes along a last axis: lines before, and the expression."""
+    return [f"shift = tl.arange(0, {count}) * {bits}"], "w_tile[:, :, :, None] >> shift[None, None, None, :]"
+
+
+def joined(count: int, bits: int) -> tuple[list[str], str]:
+    """`spread` without a broadcast, above which Triton would move a change of layout, so that words stay where they were loaded.
+
+    The last axes, of two each, are the digits of the code's number.
+    """
+    parts = ["w_tile", *(f"w_tile >> {number * bits}" for number in range(1, count))]
+    lines: list[str] = []
+    while len(parts) > 1:
+        half = len(parts) // 2
+        names = [f"w_{len(parts)}_{number}" for number in range(half)] if half > 1 else ["w_moved"]
+        lines += [f"{name} = tl.join({parts[number]}, {parts[number + half]})" for number, name in enumerate(names)]
+        parts = names
+    return lines, parts[0]
+
+
+def decoded(program: Program, name: str, order: Order, shifted: Callable[[int, int], tuple[list[str], str]]) -> list[str]:
+    """The lines that decode `w_tile` into `name`, [BLOCK_N, BLOCK_K]; `shifted` tells how words are shifted down to codes."""
     how, bits, value = tl.decoding(program), program.problem.format.bits, tl.variable(name)
     inside = sorted(order.inside(), key=lambda digit: -digit.stride)
     if paired(program):
         mask, text = 2**bits - 1, "halves(w_bits)"
         for op in (op for op in how.value if isinstance(op, d.Fma)):
             text = tl.expression(op, text, "")
-        lines = [f"shift = tl.arange(0, {16 // bits}) * {bits}"]
-        moves, source = d.moved(how), "w_tile[:, :, :, None] >> shift[None, None, None, :]"
-        lines += small_floats(how, moves, source) if moves else [f"w_bits = (({source}) & 0x{mask << 16 | mask:08X}) | magic"]
+        lines, source = shifted(16 // bits, bits)
+        moves = d.moved(how)
+        source = source if source.isidentifier() else f"({source})"
+        lines += small_floats(how, moves, source) if moves else [f"w_bits = ({source} & 0x{mask << 16 | mask:08X}) | magic"]
         lines.append(f"{value} = {text}")
         pair = next(digit for digit in inside if digit.stride == 16)
         inside = [*(digit for digit in inside if digit != pair), pair]
     else:
-        shifted = "w_tile[:, :, :, None] >> shift[None, None, None, :]"
-        lines = [
-            f"shift = tl.arange(0, {how.per_unit}) * {bits}",
-            f"w_codes = {tl.expression(d.Narrow(), shifted, '') if d.Narrow() in how.field else shifted}",
-        ]
+        lines, source = shifted(how.per_unit, bits)
+        lines.append(f"w_codes = {tl.expression(d.Narrow(), source, '') if d.Narrow() in how.field else source}")
         lines += tl.value(program, name, how, "w_codes")
     sizes = ["TALL", "WIDE", *(str(digit.size) for digit in inside)]
     rows = [digit for digit in reversed(order.inside()) if digit.axis == "n"]
@@ -136,7 +154,7 @@ def decoded(program: Program, name: str, order: Order) -> list[str]:
 
 def small_floats(how: d.Decode, moves: d.Moved, source: str) -> list[str]:
     """Lines that move both small floats of a pair, `source` shifted down, to where 16-bit floats have their bits."""
-    lines = [f"w_codes = {source}"]
+    lines = [f"w_codes = {tl.bare(source)}"]
     if moves.sign == moves.rest:
         lines.append(f"w_bits = (w_codes << {moves.sign}) & {twice(moves.sign_mask | moves.rest_mask)}")
     else:
@@ -192,8 +210,10 @@ class SumsPrinter(Printer):
 class BlockPrinter(Printer):
     """Printer of templates that read whole blocks: lines that load words and decode them to [BLOCK_N, BLOCK_K]."""
 
-    STEP = "step"
-    """Where along k a program is, in tiles."""
+    PLACE: Mapping[str, str] = {"n": "tl.program_id(1) * TALL + tl.arange(0, TALL)", "k": "step * WIDE + tl.arange(0, WIDE)"}
+    """The stored blocks along n and k that a tile has."""
+    SHIFTED = staticmethod(spread)
+    """How the words of a tile are shifted down to their codes."""
 
     @property
     def order(self) -> Order:
@@ -219,56 +239,15 @@ class BlockPrinter(Printer):
             return super().load(operand, extra)
         seen = self.parted("w")[0]
         self.ledger.update(seen)
-        return "\n".join(self.order.load(self.program, seen, self.STEP, extra))
+        return "\n".join(self.order.load(self.program, seen, self.PLACE, extra))
 
     def decode(self, operand: str) -> str:
         value = self.parted("w")[1][0]
         self.ledger[value] += 1
         rest = takewhile(lambda name: "scale" not in self.program.operands(name), self.parted("w")[1][1:])
-        return "\n".join([*decoded(self.program, value, self.order), *(line for name in rest for line in self.node(name))])
-
-
-class DensePrinter(BlockPrinter):
-    """Printer of the kernel that dequantizes: tiles of n and k; of rows, and of other orders, a code loads the word it is in."""
-
-    STEP = "tl.program_id(0)"
-    UNITS = (("vendor", "right"),)
-    WIDE = True
-
-    def constants(self) -> str:
-        """Sizes of the weight and of its blocks, as constants."""
-        dense = self.program.tile("w.dense").sizes
-        rows = [
-            ("N", dense["n"], "outputs"),
-            ("K", dense["k"], "inputs"),
-            ("BLOCK_N", self.blocks["n"], "outputs per program"),
-            ("BLOCK_K", self.blocks["k"], "inputs per program"),
-        ]
-        return constants(rows + (self.of_blocks() if self.in_blocks else []))
-
-    @property
-    def in_blocks(self) -> bool:
-        """Whether a tile is whole stored blocks, which follow one another along k and then n."""
-        layout = self.program.tile("codes.stored").layout
-        if layout is None or layout.high is not None or layout.row_units() is not None or not layout.block_units:
-            return False
-        outside = [digit.axis for digit in layout.digits if digit.stride >= layout.block_units * layout.unit]
-        whole = all(self.blocks[axis] % size == 0 for axis, size in layout.block.items())
-        return whole and sorted(outside) == ["k", "n"]
-
-    def load(self, operand: str, extra: str = "") -> str:
-        return super().load(operand, extra) if self.in_blocks else Printer.load(self, operand, extra)
-
-    def decode(self, operand: str) -> str:
-        return super().decode(operand) if self.in_blocks else Printer.decode(self, operand)
-
-    def store(self) -> str:
-        """Round and write a block of the weight."""
-        self.ledger["w.dense"] += 1
-        element = tl.type_of(self.program.tile("w.dense"))
-        value = tl.variable(self.program.source("w.dense"))
-        at, inside = "n[:, None] * K + k[None, :]", "(n[:, None] < N) & (k[None, :] < K)"
-        return f"tl.store(dense_ptr + {at}, {value}.to({element}), mask={inside})"
+        return "\n".join(
+            [*decoded(self.program, value, self.order, self.SHIFTED), *(line for name in rest for line in self.node(name))]
+        )
 
 
 class GemmPrinter(SumsPrinter, BlockPrinter):

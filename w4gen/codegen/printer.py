@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from itertools import dropwhile, takewhile
 from math import prod
@@ -37,6 +37,8 @@ class Printer:
     """What multiplies in a program that the template is made for, and the side of w."""
     WIDE = False
     """Whether the template can take indices of 64 bits."""
+    STARTS: Mapping[str, str] = walk.STARTS
+    """Where a program is along an axis of which one element is taken."""
     FAR = True
     """Whether the template's offsets of rows can have 64 bits."""
 
@@ -175,7 +177,7 @@ class Printer:
 
     def zeros(self, loop: str, *names: str) -> str:
         """Sums over the turns of `loop` that start at zero; names that the program does not have are left out."""
-        extents = {"m": "BLOCK_M", "n": "BLOCK_N", "word": "WORDS", "lane": "LANES", "quad": "QUAD"}
+        extents = {"m": "BLOCK_M", "n": "BLOCK_N", "k": "BLOCK_K", "word": "WORDS", "lane": "LANES", "quad": "QUAD"}
         lines = []
         for name in (name for name in names if name in self.program.graph):
             op, tile = self.program.op(name), self.program.tile(name)
@@ -245,7 +247,7 @@ class Printer:
     def view(self, names: list[str], extra: str = "") -> list[str]:
         """One load through the slices, pads and maps `names`."""
         self.ledger.update(names)
-        return walk.Walk(self.program, names[-1], self.spans).load(names[-1], extra)
+        return walk.Walk(self.program, names[-1], self.spans, self.STARTS).load(names[-1], extra)
 
     def node(self, name: str) -> list[str]:
         zero = self.program.operands(name).get("zero")

@@ -12,7 +12,8 @@ import jinja2
 
 from w4gen import paths
 from w4gen.codegen import tl
-from w4gen.codegen.blocks import DensePrinter, GemmPrinter
+from w4gen.codegen.blocks import GemmPrinter
+from w4gen.codegen.dense import DensePrinter, GradientPrinter
 from w4gen.codegen.fast import HalfPrinter, MmaPrinter
 from w4gen.codegen.printer import Printer
 from w4gen.codegen.wgmma import WgmmaPrinter
@@ -96,6 +97,7 @@ PRINTERS = {
     "gemv_mma": MmaPrinter,
     "gemv_half": HalfPrinter,
     "gemm_wgmma": WgmmaPrinter,
+    "dgrad": GradientPrinter,
 }
 """What fills each template."""
 
@@ -162,6 +164,7 @@ GRIDS = {
     "gemv_half": ("n",),
     "gemm_wgmma": ("m", "n", "part"),
     "dequant": ("k", "n"),
+    "dgrad": ("m", "k"),
     "add_parts": ("y",),
 }
 """What the grid axes of a template's functions run along."""
@@ -191,11 +194,12 @@ def _header(problem: Problem, schedule: Schedule, arch: str) -> str:
     m = str(low) if low == high else f"{low}..{high}"
     asked = f"--m {high} --n {n} --k {k} --format {form.label if is_named(form) else repr(str(form))} --dtype {problem.x}"
     asked += " --bias" if problem.bias else ""
-    if problem.m == EVERY or problem.epilogue:
+    if problem.m == EVERY or problem.epilogue or problem.gradient:
         asked = f"--problem '{replace(problem, layout=None)}'"
+    said = f"dx[{m}, {k}] = dy[{m}, {n}] @ w[{n}, {k}]" if problem.gradient else f"y[{m}, {n}] = x[{m}, {k}] @ w[{n}, {k}].T"
     return "\n".join(
         [
-            f"# y[{m}, {n}] = x[{m}, {k}] @ w[{n}, {k}].T · {form.label} · {problem.x} · {schedule}",
+            f"# {said} · {form.label} · {problem.x} · {schedule}",
             f"# made by: w4gen compile {asked} --arch {arch} --emit py",
         ]
     )

@@ -39,7 +39,7 @@ def pointer(program: Program, name: str) -> str:
 def dims(program: Program, tile: Tile) -> tuple[str, ...]:
     """The axes of the tensor that holds a tile: not those unrolled, and not m where w is on the right of one row."""
     order = LEFT if any(op.side == "left" for op in map(program.op, program.of(Dot)) if isinstance(op, Dot)) else ORDER
-    alone = order == ORDER and program.problem.m == (1, 1)
+    alone = order == ORDER and program.problem.m == (1, 1) and not program.problem.gradient
     return tuple(axis for axis in order if axis in tile.axes and not (axis == "m" and alone))
 
 
@@ -167,6 +167,8 @@ def conversion(program: Program, name: str) -> list[str]:
         case Dot(_, _, "left"):
             # into a sum of its own: the next decoding must not overwrite an operand that an instruction still reads
             return [f"{variable(name)} = tl.dot({variable(roles['w'])}, tl.trans({variable(roles['x'])}))"]
+        case Dot(("n",)):
+            return [f"{variable(name)} = tl.dot({variable(roles['x'])}, {variable(roles['w'])})"]
         case Dot():
             return [f"{variable(name)} = tl.dot({variable(roles['x'])}, tl.trans({variable(roles['w'])}), {variable(name)})"]
         case Reduce(over, "") if not set(over) & set(STATIC):

@@ -159,8 +159,9 @@ class Walk:
         element = self.program.tile(self.memory).element
         if self.masks:
             zero = "0" if isinstance(element, DType) and element.kind == "int" else "0.0"
-            inside = self.masks[0] if len(self.masks) == 1 else " & ".join(f"({each})" for each in self.masks)
-            if len(self.masks) > 1 or extra:
+            masks = dict.fromkeys(self.masks)  # a block of rows that are no multiple of it is masked as rows of x are
+            inside = self.masks[0] if len(masks) == 1 else " & ".join(f"({each})" for each in masks)
+            if len(masks) > 1 or extra:
                 lines, inside = [*lines, f"inside = {inside}"], "inside"
             mask = f", mask={inside}, other={zero}"
         if len(where) + len(mask) + len(extra) > 80:

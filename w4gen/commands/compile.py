@@ -14,7 +14,20 @@ import click
 from w4gen import cache, pipeline, toolchain
 from w4gen.codegen.render import Kernel
 from w4gen.commands.bundle import bundled
-from w4gen.commands.question import aligned, answer, as_json, asked, because, count, detected, picked, question, tell, trial
+from w4gen.commands.question import (
+    aligned,
+    answer,
+    as_json,
+    asked,
+    because,
+    count,
+    detected,
+    formula,
+    picked,
+    question,
+    tell,
+    trial,
+)
 from w4gen.errors import W4Error
 from w4gen.schedule import arch as arches
 from w4gen.schedule.cost import bytes_moved, floor_us
@@ -127,7 +140,7 @@ def facts_of(kernel: Kernel, arch: arches.Arch, built: dict[str, toolchain.Binar
 def told(facts: dict[str, Any], kernel: Kernel) -> str:
     """The facts in words."""
     rows = facts["rows"]
-    schedule, problem, n, k = kernel.schedule, kernel.problem, facts["n"], facts["k"]
+    schedule, problem = kernel.schedule, kernel.problem
     programs = kernel.programs(kernel.pieces[0], rows)
     each = schedule.split_k if schedule.sum_at == "shared" else 1  # of a cluster
     grid = f"{count(each * programs[0] * programs[1] * programs[2], 'program')} of {count(schedule.warps, 'warp')}"
@@ -137,14 +150,15 @@ def told(facts: dict[str, Any], kernel: Kernel) -> str:
         "mma": f"multiplied on matrix cores, w as the {schedule.side} operand",
         "vendor": "dequantized to memory, then the vendor's matmul",
     }
-    tile = f"each {count(schedule.block_n, 'output')} by {schedule.block_k} k at a time"
+    n_and_k = count(schedule.block_n, "output"), f"{schedule.block_k} k"
+    tile = f"each {' by '.join(reversed(n_and_k) if problem.gradient else n_and_k)} at a time"
     meet = "in the shared memory of a cluster" if schedule.sum_at == "shared" else "by a second function"
     split = f", k shared by {schedule.split_k} programs and added up {meet}" if schedule.split_k > 1 else ""
     scales = "each weight is scaled" if schedule.scale_at == "weight" else "sums of products are scaled, not weights"
     zero = "; so is the zero point" if schedule.zero_at == "accumulator" else ""
     cached = ", found in the cache" if facts["cached"] else ""
     lines = [
-        ("asked", f"y[{rows}, {n}] = x[{rows}, {k}] · wᵀ: {count(rows, 'token')} through a {k} -> {n} projection"),
+        ("asked", formula(problem, rows)),
         ("format", f"{facts['format']}, x and y in {facts['x']}, sums in {problem.accumulate}"),
         ("kernel", facts["kernel"]),
         ("schedule", f"{grid}, {tile}, {units[schedule.unit]}{split}"),

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from w4gen import pipeline
-from w4gen.commands.question import aligned, answer, as_json, asked, because, count, picked, question, table, tell
+from w4gen.commands.question import aligned, answer, as_json, asked, because, count, formula, picked, question, table, tell
 from w4gen.errors import W4Error
 from w4gen.ir.layout import Layout, dense
 from w4gen.ir.lower import lower
@@ -185,7 +185,7 @@ def told(facts: dict[str, Any], problem: Problem, arch: Arch, rows: int) -> str:
     moved = ", ".join(f"{name} {size:,}" for name, size in facts["bytes"].items())
     chosen = because(facts["chosen"], problem)
     lines = [
-        ("asked", f"y[{rows}, {n}] = x[{rows}, {k}] · wᵀ: {count(rows, 'token')} through a {k} -> {n} projection"),
+        ("asked", formula(problem, rows)),
         ("format", f"{facts['format']}, x and y in {facts['x']}, sums in {problem.accumulate}"),
         ("arch", str(arch)),
         ("path", path),

@@ -145,6 +145,15 @@ def load_format(name: str) -> str | Format:
     return found
 
 
+def formula(problem: Problem, rows: int) -> str:
+    """What is computed, as a formula and in words."""
+    n, k = problem.n, problem.k
+    what = f"{count(rows, 'token')} through a {k} -> {n} projection"
+    if problem.gradient:
+        return f"dx[{rows}, {k}] = dy[{rows}, {n}] · w: the gradient of {what}"
+    return f"y[{rows}, {n}] = x[{rows}, {k}] · wᵀ: {what}"
+
+
 STORED = "stored by tuning"
 
 

@@ -16,7 +16,7 @@ from w4gen.ir.types import F32, DType, Format, decoded
 
 
 def lower(problem: Problem) -> Program:
-    """`y = activation(x · wᵀ + bias) + residual`, as a graph. Weights come first, so that their nodes print first.
+    """`y = activation(x · wᵀ + bias) + residual`, or `y = x · w`, as a graph. Weights come first, and so print first.
 
     w is scale · value(codes), a zero being subtracted before scaling or, in the mode `minimum`, after it. Raises `ShapeError` on
     weights without a scale, and on groups that end inside another row.
@@ -30,12 +30,12 @@ def lower(problem: Problem) -> Program:
         )
     b = Builder(problem)
     w = _values(b, form, "", n, k, Repeat(1, k))
-    b.add("x", Input(), {}, problem.x, Space.GLOBAL, {"m": m, "k": k})
-    b.add("acc", Dot(("k",)), {"w": w, "x": "x"}, F32)
+    b.add("x", Input(), {}, problem.x, Space.GLOBAL, {"m": m, problem.over: problem.inputs})
+    b.add("acc", Dot((problem.over,)), {"w": w, "x": "x"}, F32)
     sums = {"acc": "acc"}
     if problem.bias:
         sums["bias"] = b.add("bias", Input(), {}, problem.y, Space.GLOBAL, {"n": n})
-    crop = (("m", m), ("n", problem.outputs))
+    crop = (("m", m), ("k" if problem.gradient else "n", problem.outputs))
     if problem.residual:
         sums["residual"] = b.add("residual", Input(), {}, problem.y, Space.GLOBAL, dict(crop))
     b.add("y", Store(crop, problem.activation), sums, problem.y, Space.GLOBAL)

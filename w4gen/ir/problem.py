@@ -28,6 +28,7 @@ def outputs(n: int, activation: str) -> int:
 class Problem:
     """`y[m, n] = activation(sum over k of x[m, k] * w[n, k] (+ bias[n])) (+ residual[m, n])`, for every m of a bucket.
 
+    With `gradient` it is the gradient of that in x: x is dY [m, n], and `y[m, k] = sum over n of x[m, n] * w[n, k]` is dX.
     `layout` is None for a new weight (the schedule asks `layout_for`) and given where the codes are packed already.
     `Problem.parse(str(p)) == p`. Raises `ShapeError` on sizes below 1 and on an empty bucket.
     """
@@ -43,6 +44,7 @@ class Problem:
     bias: bool = False
     activation: str = ""
     residual: bool = False
+    gradient: bool = False
 
     def __post_init__(self) -> None:
         for name, value in (("m", self.m[0]), ("n", self.n), ("k", self.k)):
@@ -56,11 +58,23 @@ class Problem:
             raise ShapeError(f"activation={self.activation!r} is not known: use {', '.join(ACTIVATIONS[1:])}, or none")
         if self.activation == PAIRED and (self.n % 2 or self.residual):
             raise ShapeError(f"{PAIRED} takes outputs in pairs and adds no residual: n={self.n}, residual={int(self.residual)}")
+        if self.gradient and (self.bias or self.epilogue):
+            raise ShapeError(f"gradient=1 with bias={int(self.bias)} {self.epilogue}: dX = dY W has neither, leave them out")
+
+    @property
+    def over(self) -> str:
+        """The axis that is summed over."""
+        return "n" if self.gradient else "k"
+
+    @property
+    def inputs(self) -> int:
+        """Columns of x."""
+        return self.n if self.gradient else self.k
 
     @property
     def outputs(self) -> int:
         """Columns of y."""
-        return outputs(self.n, self.activation)
+        return self.k if self.gradient else outputs(self.n, self.activation)
 
     @property
     def epilogue(self) -> str:
@@ -76,7 +90,7 @@ class Problem:
     def __str__(self) -> str:
         parts = [f"m={self.m[0]}..{self.m[1]} n={self.n} k={self.k} format={self.format} x={self.x} y={self.y}"]
         parts.append(f"accumulate={self.accumulate} bias={int(self.bias)}")
-        parts += [self.epilogue] * bool(self.epilogue)
+        parts += [self.epilogue] * bool(self.epilogue) + ["gradient=1"] * self.gradient
         return " ".join(parts + ([f"layout={self.layout}"] if self.layout else []))
 
     @classmethod
@@ -97,6 +111,7 @@ class Problem:
                 bias=given["bias"] == "1",
                 activation=given.get("activation", ""),
                 residual=given.get("residual") == "1",
+                gradient=given.get("gradient") == "1",
             )
         except (KeyError, ValueError) as error:
             raise ShapeError(f"cannot read the problem {text!r}: {error}; write it with str(problem)") from error

@@ -77,5 +77,5 @@ def limit(program: Program, outputs: int) -> float:
         return max(HALVES, limit_of_few(problem.y, outputs))
     unit, count, steep = 2.0 ** -(problem.y.mantissa + 1), roundings(program), STEEP.get(problem.activation, 1.04)
     share = max(1.0, AVERAGE * (1 + DEVIATIONS * sqrt(0.6 / outputs))) / sqrt(3)
-    sums = 2.0 ** -(problem.accumulate.mantissa + 1) * sqrt(problem.k / 3)
+    sums = 2.0 ** -(problem.accumulate.mantissa + 1) * sqrt(problem.inputs / 3)
     return hypot(unit * min(1.0, share), steep * unit * share * sqrt(count - 1), steep * sums)

@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from w4gen.runtime.dtypes import torch_dtype
 from w4gen.runtime.launch import launcher
 from w4gen.runtime.reference import error, reference, typical
 from w4gen.runtime.timer import copies_for, time_calls
-from w4gen.runtime.weight import Weight
+from w4gen.runtime.weight import Weight, first_rows
 from w4gen.schedule.apply import FAST
 from w4gen.schedule.arch import arch
 from w4gen.schedule.rewrite import ceil_to
@@ -70,25 +70,18 @@ class Report:
 
 
 def random_call(kernel: Kernel, m: int, rows: int, device: torch.device, w: Weight | None = None) -> tuple[Any, ...]:
-    """Fresh x [m, K], the first `rows` rows of a Weight, stored as the kernel reads them, a bias [N], and a residual if asked.
+    """Fresh x [m, K] (of a gradient dY [m, N]), the first `rows` rows of a Weight, stored as the kernel reads them, a bias [N].
 
-    The weight is `w` where it is given: making one takes longer than anything else here.
+    A residual too, if one is asked for. The weight is `w` where it is given: making one takes longer than anything else here.
     """
     problem, stored = kernel.problem, kernel.program.tile("codes.stored").layout
     form, kind = problem.format, torch_dtype(problem.x)
     if stored is not None and rows < problem.n:
         stored = first_rows(stored, rows)
     w = w or random_weight(form, rows, problem.k, stored, device)
-    x = torch.randn(m, problem.k, device=device).to(kind)
+    x = torch.randn(m, problem.inputs, device=device).to(kind)
     bias = torch.randn(problem.n, device=device).to(kind) if problem.bias else None
     return x, w, bias, *[torch.randn(m, problem.n, device=device).to(kind)] * problem.residual
-
-
-def first_rows(layout: Layout, rows: int) -> Layout:
-    """A layout of the first `rows` rows at least, in whole blocks: its highest digit of n cut."""
-    top = max((digit for digit in layout.digits if digit.axis == "n"), key=lambda digit: digit.stride)
-    size = -(-rows // (layout.size("n") // top.size))
-    return replace(layout, digits=tuple(replace(digit, size=size) if digit == top else digit for digit in layout.digits))
 
 
 def random_weight(form: Format, rows: int, k: int, stored: Layout | None, device: torch.device) -> Weight:
@@ -118,7 +111,7 @@ def check(kernel: Kernel, calls: int = CALLS, timed: bool = True, w: Weight | No
     problem, device = kernel.problem, torch.device("cpu" if interpreted() else "cuda")
     block = kernel.schedule.block_n
     stored = kernel.program.tile("codes.stored").layout
-    whole = not interpreted() or stored is None
+    whole = not interpreted() or stored is None or problem.gradient
     rows = problem.n if whole else min(problem.n, ceil_to(OUTPUTS, block))
     layouts = [kernel.program.tile(name).layout for name in kernel.program.kept]
     # planes lie one after the other: where each starts depends on all rows
@@ -134,8 +127,9 @@ def check(kernel: Kernel, calls: int = CALLS, timed: bool = True, w: Weight | No
             results.append(y[:, :outputs])
         equal &= all(torch.equal(results[0], each) for each in results)
         shared = [each[:, :held] for each in residual]
-        truth = reference(x, w, None if bias is None else bias[:held], problem.activation, *shared)[:, :outputs]
-        least = 0.0 if problem.epilogue else typical(x, w, rows)
+        added = None if bias is None else bias[:held]
+        truth = reference(x, w, added, problem.activation, *shared, gradient=problem.gradient)[:, :outputs]
+        least = 0.0 if problem.epilogue else typical(x, w, rows, problem.gradient)
         found, allowed = error(results[0], truth, least), limit(kernel.program, m * outputs)
         worst, bound = (found, allowed) if not found <= worst * allowed / (bound or 1) else (worst, bound)
     where = "under the interpreter" if interpreted() else f"on {torch.cuda.get_device_name()}"

@@ -21,6 +21,7 @@ from w4gen.runtime.epilogue import finished
 from w4gen.runtime.interpreter import mend_bf16
 from w4gen.runtime.weight import Weight
 from w4gen.schedule.arch import ARCHES, Arch, arch, for_capability
+from w4gen.schedule.stored import layout_for
 
 _SWITCH = Lock()
 current_device = getattr(torch._C, "_cuda_getDevice", lambda: -1)
@@ -204,8 +205,8 @@ def bind(kernel: Kernel) -> Callable[..., torch.Tensor]:
     launches: dict[torch.device, Launch] = {}
 
     def call(x: torch.Tensor, w: Weight, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None) -> torch.Tensor:
-        if x.dim() != 2 or x.shape[1] != problem.k or not problem.m[0] <= x.shape[0] <= problem.m[1]:
-            raise ShapeError(f"x is {list(x.shape)}; this kernel takes [{problem.m[0]}…{problem.m[1]}, {problem.k}]")
+        if x.dim() != 2 or x.shape[1] != problem.inputs or not problem.m[0] <= x.shape[0] <= problem.m[1]:
+            raise ShapeError(f"x is {list(x.shape)}; this kernel takes [{problem.m[0]}…{problem.m[1]}, {problem.inputs}]")
         if x.dtype != torch_dtype(problem.x) or x.device != w.codes.device:
             raise ShapeError(f"x is {x.dtype} on {x.device}; this kernel takes {torch_dtype(problem.x)} on {w.codes.device}")
         if (w.format, w.n, w.k) != (problem.format, problem.n, problem.k) or (bias is not None) != problem.bias:
@@ -229,3 +230,10 @@ def aligned(x: torch.Tensor) -> torch.Tensor:
     """`x` itself where it is contiguous and starts at a multiple of 16 bytes, as kernels are compiled for; else a copy."""
     x = x.contiguous()
     return x if x.data_ptr() % 16 == 0 else x.clone()
+
+
+def stored_for(w: Weight, device: torch.device) -> Weight:
+    """`w` in the layout that kernels on `device` read; a weight on a CPU stays canonical, and one without memory as it is."""
+    if device.type == "meta" or (device.type == "cpu" and not toolchain.interpreted()):
+        return w
+    return w.packed_as(layout_for(w.format, arch_of(device), w.n, w.k))

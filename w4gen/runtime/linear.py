@@ -15,7 +15,8 @@ from w4gen.ir.problem import ACTIVATIONS, PAIRED, outputs
 from w4gen.ir.types import Format
 from w4gen.runtime import dtypes, eager
 from w4gen.runtime.epilogue import finished
-from w4gen.runtime.ops import VERSION, refuse_mixed, stored_for
+from w4gen.runtime.launch import stored_for
+from w4gen.runtime.ops import VERSION, refuse_mixed
 from w4gen.runtime.weight import Weight
 
 

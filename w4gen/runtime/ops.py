@@ -2,7 +2,8 @@
 
 The op takes tensors plus format and layout as strings and the version of its schema, so a graph that holds it describes itself.
 On a GPU it looks up the launch of (device, dtype, bucket, weight); a miss compiles. Shapes without a kernel take the fallback:
-dequantize, then matmul. `linear_dx` is its gradient with respect to x, an op too, so that traced graphs hold no dequantization.
+dequantize, then matmul. `linear_dx` is its gradient with respect to x, an op too, so that traced graphs hold no dequantization:
+a kernel that reads the same weight, or, where there is none, a slab of the weight dequantized after the other.
 """
 
 from __future__ import annotations
@@ -24,9 +25,8 @@ from w4gen.pipeline import compile
 from w4gen.runtime import dtypes
 from w4gen.runtime.epilogue import finished
 from w4gen.runtime.launch import Launch, aligned, arch_of, capturing, launcher
-from w4gen.runtime.weight import Weight, dequantize
+from w4gen.runtime.weight import dequantize, slabs
 from w4gen.schedule.rules import bucket
-from w4gen.schedule.stored import layout_for
 from w4gen.toolchain import interpreted
 
 log = logging.getLogger("w4gen")
@@ -38,7 +38,7 @@ library.define(
 library.define("linear_dx(Tensor dy, Tensor[] weight, int k, str format, str layout, int version) -> Tensor")
 VERSION = 1
 """Of both schemas: what their arguments mean. Graphs that were saved under another are refused."""
-Key = tuple[int | None, torch.dtype, tuple[int, int], int, int, str, str, bool, str, bool]
+Key = tuple[int | None, torch.dtype, tuple[int, int], int, int, str, str, bool, bool, str, bool]
 LAUNCHES: dict[Key, Launch | None] = {}
 """Launches by question; None where the fallback answers."""
 _MISSES = Lock()
@@ -50,7 +50,7 @@ def question(
     """What the launch for x [..., K] is looked up by."""
     k = x.shape[-1]
     rows = EVERY if batch_invariant else bucket(x.numel() // k)
-    return x.device.index, x.dtype, rows, n, k, format, layout, bias is not None, activation, residual is not None
+    return x.device.index, x.dtype, rows, n, k, format, layout, False, bias is not None, activation, residual is not None
 
 
 def on_gpu(
@@ -116,14 +116,49 @@ def on_cpu(*call: Any) -> torch.Tensor:
     return on_gpu(*call) if interpreted() else fallback(*call)
 
 
-def input_gradient(
+def dx_on_gpu(
     dy: torch.Tensor, weight: list[torch.Tensor], k: int, format: str, layout: str, version: int = VERSION
 ) -> torch.Tensor:
-    """dy [M, N] -> dx [M, K] = dy · w: the whole weight dequantized, then a matmul; in f32 on a CPU, in dy's type on a GPU."""
+    """dy [M, N] -> dx [M, K] = dy · w by a generated kernel, that of M's bucket."""
+    _current(version)
+    refuse_mixed(dy, weight, None, format, None)
+    m, n = dy.shape
+    if m == 0:
+        return dy.new_empty((0, k))
+    key = (dy.device.index, dy.dtype, bucket(m), n, k, format, layout, True, False, "", False)
+    try:
+        launch = LAUNCHES[key]
+    except KeyError:
+        launch = _first(key, dy, "layer(x).backward({})")
+    if launch is None:
+        return dx_of_slabs(dy, weight, k, format, layout)
+    dx = torch.empty((m, k), dtype=dy.dtype, device=dy.device)
+    launch(dx, aligned(dy), *weight, None, m)
+    return dx
+
+
+def dx_of_slabs(
+    dy: torch.Tensor, weight: list[torch.Tensor], k: int, format: str, layout: str, version: int = VERSION
+) -> torch.Tensor:
+    """dy [M, N] -> dx [M, K] = dy · w: rows of the weight dequantized and multiplied a few at a time, sums in f32 or wider."""
     _current(version)
     refuse_captured(dy, "is a gradient, which dequantizes the weight", "capture the forward pass alone")
-    wide = torch.float32 if dy.device.type == "cpu" else dy.dtype
-    return (dy.to(wide) @ dequantize(weight, _format(format), _layout(layout), dy.shape[1], k, wide)).to(dy.dtype)
+    wide = torch.promote_types(dy.dtype, torch.float32)
+    sums = torch.zeros((dy.shape[0], k), dtype=wide, device=dy.device)
+    first = 0
+    for slab in slabs(weight, _format(format), _layout(layout), dy.shape[1], k):
+        some = dy[:, first : first + len(slab)]
+        if dy.device.type == "cpu" or dy.dtype == wide:
+            sums.addmm_(some.to(wide), slab.to(wide))
+        else:
+            sums += torch.mm(some, slab.to(dy.dtype), out_dtype=torch.float32)
+        first += len(slab)
+    return sums.to(dy.dtype)
+
+
+def dx_on_cpu(*call: Any) -> torch.Tensor:
+    """Slab by slab; under TRITON_INTERPRET=1 the generated kernel, interpreted."""
+    return dx_on_gpu(*call) if interpreted() else dx_of_slabs(*call)
 
 
 def shape_of(
@@ -203,8 +238,8 @@ def backward_dx(ctx: Any, ddx: torch.Tensor) -> tuple[Any, ...]:
 
 library.impl("linear", on_gpu, "CUDA")
 library.impl("linear", on_cpu, "CPU")
-library.impl("linear_dx", input_gradient, "CUDA")
-library.impl("linear_dx", input_gradient, "CPU")
+library.impl("linear_dx", dx_on_gpu, "CUDA")
+library.impl("linear_dx", dx_on_cpu, "CPU")
 for kind in ("CUDA", "CPU"):
     library.impl("linear", autocast, f"Autocast{kind}")
 for name, shape, gradient, kept in (
@@ -238,9 +273,9 @@ def refuse_captured(x: torch.Tensor, what: str, instead: str) -> None:
         raise W4Error(f"a call with {sizes} inside the capture of a CUDA graph {what}, which a capture cannot hold: {instead}")
 
 
-def _first(key: Key, x: torch.Tensor) -> Launch | None:
-    """The launch of a first call, made by one thread and known to all from then on."""
-    warm_up = f"layer(torch.zeros({x.shape[0]}, {x.shape[1]}, dtype={x.dtype}, device='{x.device}'))"
+def _first(key: Key, x: torch.Tensor, call: str = "layer({})") -> Launch | None:
+    """The launch of a first call, made by one thread and known to all from then on; `call` is how it is written, of an x."""
+    warm_up = call.format(f"torch.zeros({x.shape[0]}, {x.shape[1]}, dtype={x.dtype}, device='{x.device}')")
     refuse_captured(x, "is the first of its kind and loads its kernel", f"call {warm_up} once before the capture")
     with _MISSES:
         if key not in LAUNCHES:
@@ -249,13 +284,13 @@ def _first(key: Key, x: torch.Tensor) -> Launch | None:
 
 
 def _launch(key: Key, device: torch.device) -> Launch | None:
-    _, x_dtype, m, n, k, format, layout, bias, activation, residual = key
+    _, x_dtype, m, n, k, format, layout, gradient, bias, activation, residual = key
     if x_dtype == torch.float32:
         why = "x is float32; kernels take float16 and bfloat16"
     else:
         x = dtypes.OURS[x_dtype]
         sizes: Any = {"m": m, "n": n, "k": k, "format": _format(format), "layout": _layout(layout)}
-        problem = Problem(**sizes, x=x, y=x, bias=bias, activation=activation, residual=residual)
+        problem = Problem(**sizes, x=x, y=x, bias=bias, activation=activation, residual=residual, gradient=gradient)
         try:
             return launcher(compile(problem, arch_of(device)), device)
         except ForbiddenError:
@@ -278,10 +313,3 @@ def _format(text: str) -> Format:
 @lru_cache
 def _layout(text: str) -> Layout:
     return Layout.parse(text)
-
-
-def stored_for(w: Weight, device: torch.device) -> Weight:
-    """`w` in the layout that kernels on `device` read; a weight on a CPU stays canonical, and one without memory as it is."""
-    if device.type == "meta" or (device.type == "cpu" and not interpreted()):
-        return w
-    return w.packed_as(layout_for(w.format, arch_of(device), w.n, w.k))

@@ -8,8 +8,8 @@ from weakref import ref
 import torch
 
 from w4gen.errors import ShapeError
+from w4gen.runtime.launch import stored_for
 from w4gen.runtime.linear import Linear
-from w4gen.runtime.ops import stored_for
 from w4gen.runtime.weight import Weight
 
 

@@ -235,7 +235,7 @@ def rehearsed(kernel: Kernel, x: torch.Tensor, copies: Sequence[Weight], bias: t
     """
     from triton.errors import TritonError
 
-    m, sizes = x.shape[0], (x.shape[0], kernel.problem.n)
+    m, sizes = x.shape[0], (x.shape[0], kernel.problem.outputs)
     outputs = [torch.full(sizes, torch.nan, dtype=torch_dtype(kernel.problem.y), device=x.device) for _ in copies]
     try:
         launch = launcher(kernel, x.device)

@@ -43,11 +43,13 @@ def warmup(
     arch: str = "",
     workers: int = 0,
     progress: bool = True,
+    gradients: bool = False,
 ) -> Warmed:
     """Compile what the layers of `model` need for calls with `ms` rows, each kernel once, side by side in processes.
 
     Every M shares its kernel with the others of its bucket. dtype: of x (default: that of the model's parameters) · arch: what to
-    compile for, with no GPU, in place of the GPU that the layers are on. Raises `ArchError` where neither is there.
+    compile for, with no GPU, in place of the GPU that the layers are on · gradients:
+    what the backward pass needs too. Raises `ArchError` where neither is there.
     """
     start, x = time.perf_counter(), dtypes.of(torch.empty(0, dtype=dtype or of_model(model)), "x")
     asks = []
@@ -58,11 +60,12 @@ def warmup(
             ahead.Ask(
                 Problem(
                     m=bucket(m), n=layer.out_features, k=layer.in_features, format=layer.format, layout=layout,
-                    x=x, y=x, bias=layer.bias is not None,
+                    x=x, y=x, bias=layer.bias is not None and not gradient, gradient=gradient,
                 ),
                 target,
             )
             for m in ms
+            for gradient in ([False, True] if gradients else [False])
         ]  # fmt: skip
     asks = list(dict.fromkeys(asks))
     done = list(tracked(ahead.compiled(asks, workers), len(asks), "compiling", progress))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -13,7 +13,7 @@ from w4gen.errors import ShapeError
 from w4gen.formats import named
 from w4gen.ir import layout as layouts
 from w4gen.ir.interpret import offline
-from w4gen.ir.layout import Layout
+from w4gen.ir.layout import Digit, Layout
 from w4gen.ir.lower import lower
 from w4gen.ir.problem import Problem
 from w4gen.ir.types import Format
@@ -185,11 +185,19 @@ def _stored(form: Format, layout: Layout, n: int, k: int) -> dict[str, Layout | 
 
 def unpacked(buffers: Iterable[torch.Tensor], form: Format, layout: Layout, n: int, k: int) -> dict[str, torch.Tensor]:
     """What `buffers` hold, by name."""
-    held, found = _stored(form, layout, n, k), {}
-    for buffer, (name, (_, shape)) in zip(buffers, form.parts(n, k).items(), strict=True):
-        order = held[name]
+    shapes = {name: shape for name, (_, shape) in form.parts(n, k).items()}
+    return _opened(dict(zip(shapes, buffers, strict=True)), _stored(form, layout, n, k), shapes)
+
+
+def _opened(
+    stored: Mapping[str, torch.Tensor], orders: Mapping[str, Layout | None], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, torch.Tensor]:
+    """What each buffer holds, without padding."""
+    found = {}
+    for name, buffer in stored.items():
+        order = orders[name]
         whole = buffer if order is None else layouts.unpack(order, buffer.reshape(-1), torch)
-        found[name] = whole[tuple(slice(0, size) for size in shape)]
+        found[name] = whole[tuple(slice(0, size) for size in shapes[name])]
     return found
 
 
@@ -197,3 +205,40 @@ def dequantize(buffers: Iterable[torch.Tensor], form: Format, layout: Layout, n:
     """The weight [N, K] from its buffers, in f32 (products of 16-bit scales and small codes are exact there), or in f64."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     return quantize.values(unpacked(buffers, form, layout, n, k), form, wide).to(dtype)
+
+
+SLAB, LEAST = 256, 2**17
+"""A slab is one of so many of a weight, or so many weights where those are more."""
+
+
+def slabs(buffers: Sequence[torch.Tensor], form: Format, layout: Layout, n: int, k: int) -> Iterator[torch.Tensor]:
+    """The weight from its buffers in f32, some rows [rows, K] at a time, in order: little of it is in memory at once."""
+    shapes, orders = {name: shape for name, (_, shape) in form.parts(n, k).items()}, _stored(form, layout, n, k)
+    codes, *rest = buffers
+    parts = _opened(dict(zip(list(shapes)[1:], rest, strict=True)), orders, shapes)
+    return quantize.values_of_rows(_codes_of_rows(codes, layout, n, k), parts, form, torch.float32)
+
+
+def _codes_of_rows(codes: torch.Tensor, layout: Layout, n: int, k: int) -> Iterator[torch.Tensor]:
+    """The codes u8[rows, K] of slabs: stretches of memory in each plane, as the highest digit of n strides furthest."""
+    blocks = _highest(layout).size
+    tall = layout.size("n") // blocks
+    each = max(1, n // SLAB // tall, LEAST // k // tall)
+    lengths = [plane.length for plane in layout.planes]
+    planes = [plane.reshape(blocks, -1) for plane in codes.reshape(-1).split(lengths)]
+    for first in range(0, -(-n // tall), each):
+        stretch = torch.cat([plane[first : first + each].reshape(-1) for plane in planes])
+        order = first_rows(layout, min(each, blocks - first) * tall)
+        yield layouts.unpack(order, stretch, torch)[: n - first * tall, :k]
+
+
+def first_rows(layout: Layout, rows: int) -> Layout:
+    """A layout of the first `rows` rows at least, in whole blocks: its highest digit of n cut, in each plane."""
+    top = _highest(layout)
+    size = -(-rows // (layout.size("n") // top.size))
+    digits = tuple(replace(digit, size=size) if digit == top else digit for digit in layout.digits)
+    return replace(layout, digits=digits, high=layout.high and first_rows(layout.high, rows))
+
+
+def _highest(layout: Layout) -> Digit:
+    return max((digit for digit in layout.digits if digit.axis == "n"), key=lambda digit: digit.stride)

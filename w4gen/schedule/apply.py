@@ -10,7 +10,7 @@ from w4gen.ir.problem import EVERY, Problem
 from w4gen.ir.program import Program
 from w4gen.ir.tile import Space
 from w4gen.ir.types import F16, F32, DType, Format
-from w4gen.schedule import rewrite
+from w4gen.schedule import rewrite, scales
 from w4gen.schedule.arch import M16K16, Arch
 from w4gen.schedule.hoist import hoist
 from w4gen.schedule.schedule import Schedule
@@ -34,6 +34,8 @@ def apply(program: Program, schedule: Schedule, arch: Arch) -> Program:
     program = rewrite.convert(rewrite.pack(program, layout), how, F32 if lanes else problem.x)
     if schedule.unit == "vendor":
         return rewrite.tile(rewrite.dequantize(program), "k", schedule.block_k, schedule.block_n)
+    if problem.gradient:
+        return _gradient(program, schedule, layout)
     steps = layout.narrowest
     if steps.row_units() is None:
         return _in_blocks(program, schedule, layout, how)
@@ -56,9 +58,19 @@ def apply(program: Program, schedule: Schedule, arch: Arch) -> Program:
     program = rewrite.split(program, layout, pieces)
     program = rewrite.fold(program, QUAD) if lanes else program
     inside = ("quad" if lanes else "word", "code")
-    program = rewrite.place_scale(program, schedule.unit, schedule.side, schedule.scale_at, how.left_out, inside)
+    program = scales.place_scale(program, schedule.unit, schedule.side, schedule.scale_at, how.left_out, inside)
     walked, size = "lane" if lanes else "word", schedule.block_k // granule
     return rewrite.tile(program, walked, size, schedule.block_n, schedule.block_m, schedule.split_k)
+
+
+def _gradient(program: Program, schedule: Schedule, layout: Layout) -> Program:
+    """The rest of `apply` for dX = dY W: a step is rows of the weight, whose blocks along k are spread over the grid."""
+    if layout.narrowest.row_units() is None:
+        _whole_blocks(schedule, layout)
+    program = scales.place_scale(program, schedule.unit, schedule.side, schedule.scale_at, 0.0, ("n",))
+    if rewrite.padded_group(program.problem, layout) % schedule.block_k == 0:
+        program = scales.share(program)
+    return rewrite.tile(program, "n", schedule.block_n, schedule.block_k, schedule.block_m, across="k")
 
 
 def _in_blocks(program: Program, schedule: Schedule, layout: Layout, how: Decode) -> Program:
@@ -66,14 +78,10 @@ def _in_blocks(program: Program, schedule: Schedule, layout: Layout, how: Decode
 
     gemv_mma takes several groups in a step, if each is whole fragments: the program then has a step for each.
     """
-    block, group = layout.block, rewrite.padded_group(program.problem, layout)
+    group = rewrite.padded_group(program.problem, layout)
     several = schedule.template == "gemv_mma" and schedule.block_k % group == 0 and group % M16K16.size("k") == 0
     size_k = group if several else schedule.block_k
-    for axis, size in (("n", schedule.block_n), ("k", schedule.block_k)):
-        if size % block[axis]:
-            raise ScheduleError(
-                f"block_{axis}={size} is not a multiple of {block[axis]}, what a block of the layout holds: use one"
-            )
+    _whole_blocks(schedule, layout)
     if schedule.scale_at == "accumulator" and group % size_k:
         raise ScheduleError(
             f"scale_at=accumulator needs each sum under one scale; block_k={schedule.block_k} does not divide group {group}: "
@@ -85,10 +93,19 @@ def _in_blocks(program: Program, schedule: Schedule, layout: Layout, how: Decode
             f"split_k={split} with {steps} steps along k: each program needs one, and programs whose sums meet in global memory "
             "need as many each: take a divisor"
         )
-    program = rewrite.place_scale(program, schedule.unit, schedule.side, schedule.scale_at, how.left_out, ("k",))
+    program = scales.place_scale(program, schedule.unit, schedule.side, schedule.scale_at, how.left_out, ("k",))
     places = Space(schedule.sum_at), Space(schedule.x_at)
     program = rewrite.tile(program, "k", size_k, schedule.block_n, schedule.block_m, schedule.split_k, places)
     return hoist(program) if schedule.template == "gemv_mma" else program
+
+
+def _whole_blocks(schedule: Schedule, layout: Layout) -> None:
+    """Refuse tiles that end inside a stored block."""
+    for axis, size in (("n", schedule.block_n), ("k", schedule.block_k)):
+        if size % layout.block[axis]:
+            raise ScheduleError(
+                f"block_{axis}={size} is not a multiple of {layout.block[axis]}, what a block of the layout holds: use one"
+            )
 
 
 FAST = {"gemv_mma": "accumulator", "gemv_half": "accumulator", "gemm_wgmma": "weight"}
@@ -101,12 +118,17 @@ They run on GPUs only; gemm is their portable twin.
 def _agree(problem: Problem, schedule: Schedule) -> None:
     """Refuse choices that contradict each other or the number of rows."""
     unit, (low, rows) = schedule.unit, problem.m
+    right = (unit, schedule.side, schedule.scale_at, schedule.split_k) == ("mma", "right", "weight", 1)
     refusals = (
+        (
+            problem.gradient and not right,
+            "a gradient sums over rows of scaled weights: take unit=mma, side=right, scale_at=weight, split_k=1",
+        ),
         (unit in ("lanes", "halves") and rows > 1, f"unit={unit} multiplies one row of x, not {low}…{rows}: take unit=mma"),
         (unit == "vendor" and problem.m == EVERY, "unit=vendor adds up in an order that depends on M: for every M take unit=mma"),
         (unit == "vendor" and schedule.scale_at != "weight", "unit=vendor multiplies scaled weights: take scale_at=weight"),
         (
-            unit == "mma" and rows == 1 and schedule.side == "right",
+            unit == "mma" and rows == 1 and schedule.side == "right" and not problem.gradient,
             "unit=mma multiplies several rows of x, not one: take unit=lanes or vendor",
         ),
         (
@@ -154,8 +176,10 @@ def _decode(problem: Problem, schedule: Schedule, layout: Layout) -> Decode:
     if schedule.template in FAST:
         return decode_pairs(form, problem.x, layout.per_unit)
     # decoded in f32 and rounded once: a weight that is scaled, or has a fraction, before it is multiplied, and wide codes
-    wide = not on_sums or form.zero_mode == "float" or not fits(form, problem.x)
-    in_place = schedule.unit != "vendor" and schedule.side == "right"
+    in_blocks = layout.narrowest.row_units() is None
+    scaled = not on_sums and not (problem.gradient and in_blocks and rounded_once(form, problem.x))
+    wide = scaled or form.zero_mode == "float" or not fits(form, problem.x)
+    in_place = schedule.unit != "vendor" and schedule.side == "right" and not problem.gradient
     return decoded(form, F32 if lanes or wide else problem.x, layout, in_place)
 
 
@@ -169,6 +193,12 @@ def fits(form: Format, x: DType) -> bool:
     if form.minifloat is not None:
         return form.minifloat.fits(x)
     return not form.affine or form.bits <= x.mantissa
+
+
+def rounded_once(form: Format, x: DType) -> bool:
+    """Whether a weight that is worked out in the type of x is rounded only as it is scaled: all before that is exact."""
+    whole = form.whole and form.zero_mode in (None, "integer")
+    return form.scale == x and (whole or (form.minifloat is not None and form.zero is None))
 
 
 def words_summed(schedule: Schedule, layout: Layout) -> int:

@@ -124,14 +124,14 @@ def predicted(program: Program, schedule: Schedule, arch: Arch, m: int) -> Predi
     problem, dense = program.problem, schedule.unit == "vendor"
     width = problem.x.bits // 8
     columns = -(-problem.k // schedule.block_k) if dense else schedule.split_k * -(-m // schedule.block_m)
-    programs = -(-problem.n // schedule.block_n) * columns
+    programs = columns * (-(-problem.k // schedule.block_k) if problem.gradient else -(-problem.n // schedule.block_n))
     resident = residents(schedule, arch, width)
     each, waves = programs / arch.sms, programs / arch.sms / resident
     busy = waves / ceil(waves) if waves > 1 else each / ceil(each)
     asked = schedule.block_n * schedule.block_k * problem.format.bits // 8 * schedule.stages
     flying = min(each, resident) * asked * (schedule.warps if schedule.unit != "lanes" and schedule.template != "gemm" else 1)
     needed = arch.bandwidth_gbs * 1e3 * LATENCY_US / arch.sms
-    again = 0 if dense else programs * min(m, schedule.block_m) * problem.k // schedule.split_k * width
+    again = 0 if dense else programs * min(m, schedule.block_m) * problem.inputs // schedule.split_k * width
     bounds = bounds_us(program, arch, m)
     reached = REACHED | ({"matrix": APART} if schedule.teams > 1 else {})
     ceilings = {name: us / reached[name] / busy for name, us in bounds.items()}
@@ -159,4 +159,6 @@ def declared(schedule: Schedule, width: int) -> int:
         return schedule.ring * schedule.warps * schedule.block_m * 64 * width
     if schedule.x_at == "shared":
         return schedule.ring * schedule.block_m * schedule.block_k * width
+    if schedule.template == "dgrad":  # the decoded tile of the weight too
+        return (schedule.stages * schedule.block_m + schedule.block_k) * schedule.block_n * width
     return schedule.stages * schedule.block_m * schedule.block_k * width

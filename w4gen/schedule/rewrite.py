@@ -111,7 +111,7 @@ def pack(program: Program, layout: Layout) -> Program:
     def x(b: Builder, operands: Operands) -> str:
         tile = program.tile("x")
         b.add("x", Input(), {}, problem.x, Space.GLOBAL, tile.sizes, matrix(tile.sizes, problem.x.bits))
-        return padded(b, "x.pad", "x", k=k)
+        return padded(b, "x.pad", "x", **{problem.over: layout.size(problem.over)})
 
     emit: dict[str, Emit] = {"codes": codes, "x": x}
     emit |= {name: of_groups(name) for name in grouped(program)} | {f"{name}.k": spread(name) for name in grouped(program)}
@@ -199,68 +199,6 @@ def fold(program: Program, quad: int) -> Program:
     return rewrite(program, views | {"acc": dot} | ({"w.codes": words} if "w.codes" in program.graph else {}))
 
 
-def place_scale(program: Program, unit: str, side: str, scale_at: str, origin: float, along: tuple[str, ...]) -> Program:
-    """Split the Dot into partial sums over the codes of a stretch, and scale these (or leave the scale on the weight).
-
-    The codes of a stretch run `along` some axes, the last of which a Dot on lanes sums over at once. Lanes keep one partial sum
-    each until the end; mma sums over all of a step at once. An `origin` that the decoding left out is made up for here:
-    (sum of code * x + origin * sum of x) * scale. So is a zero that is subtracted after scaling; one that is subtracted before
-    stays on the weight, where code = zero gives exactly 0.
-    """
-    rest = along[:-1]
-    lanes = "lane" in program.tile(program.operands("acc")["x"]).axes
-    moved: Operands = {}
-
-    def first_of(b: Builder, name: str, source: str) -> str:
-        # every code of the stretch has the scale, and the zero, of its first one; what is computed is, from the first ones
-        op, element = b.graph.nodes[source]["op"], b.tile(source).element
-        if not isinstance(op, Convert):
-            return b.add(f"{name}.at", Slice(tuple(Block(axis, drop=True) for axis in along)), {"of": source}, element)
-        stored = {role: each for each, _, role in b.graph.in_edges(source, data="operand")}
-        firsts = {
-            role: each if role == "codebook" else first_of(b, each.rpartition(".")[0], each) for role, each in stored.items()
-        }
-        return b.add(f"{source}.at", op, firsts, element)
-
-    def take(b: Builder, operands: Operands) -> str:
-        moved.update({name: operands[name] for name in GROUPED if name in operands})
-        return operands["value"]
-
-    def centred(b: Builder, operands: Operands) -> str:
-        return copy(b, program, "w.centred", operands | {"zero": first_of(b, "zero", operands["zero"])})
-
-    def weight(b: Builder, operands: Operands) -> str:
-        value, element = take(b, operands), program.tile("w").element
-        return value if b.tile(value).element == element else b.add("w", Convert(), {"value": value}, element)
-
-    def scaled(b: Builder, part: str, x: str) -> str:
-        """The partial sums times the scale, with what is made up for on them."""
-        scaling = {"acc": part, "scale": first_of(b, "scale", moved["scale"])}
-        total = {}
-        if origin or "zero" in moved:
-            total["sum"] = b.add("x.sum", Reduce(along[-1:]), {"of": x}, F32)
-            if rest:
-                total["sum"] = b.add("x.sums", Reduce(rest), {"of": total["sum"]}, F32)
-        part = b.add("scaled", Convert(origin=origin), scaling | (total if origin else {}), F32)
-        if "zero" in moved:
-            zero = {"zero": first_of(b, "zero", moved["zero"])}
-            part = b.add("shifted", Convert(), {"acc": part} | total | zero, F32)
-        return part
-
-    def dot(b: Builder, operands: Operands) -> str:
-        part = b.add("part", Dot(along[-1:] if lanes else along, unit, side), operands, F32)
-        part = b.add("sums", Reduce(rest), {"of": part}, F32) if lanes else part
-        part = scaled(b, part, operands["x"]) if scale_at == "accumulator" else part
-        acc = b.add("acc", Reduce(tuple(axis for axis in ("span",) if axis in b.tile(part).axes)), {"of": part}, F32)
-        return b.add("total", Reduce(("lane",)), {"of": acc}, F32) if lanes else acc
-
-    emit: dict[str, Emit] = {"acc": dot}
-    if scale_at == "accumulator":
-        on_weight: dict[str, Emit] = {"w.scaled": take, "w.centred": centred}
-        emit |= {"w": weight} | {name: each for name, each in on_weight.items() if name in program.graph}
-    return rewrite(program, emit)
-
-
 def dequantize(program: Program) -> Program:
     """Write the scaled weight [N, K] to memory and multiply it by the vendor's matmul: two kernels."""
     problem = program.problem
@@ -276,13 +214,22 @@ def dequantize(program: Program) -> Program:
 AT = Space.GLOBAL, Space.REGISTER
 
 
-def tile(program: Program, walked: str, size: int, n: int, m: int = 0, split: int = 1, at: tuple[Space, Space] = AT) -> Program:
-    """Cut into blocks: n and m over the grid, `walked` (lane, word or k itself) over steps, dealt out to `split` programs.
+def tile(
+    program: Program,
+    walked: str,
+    size: int,
+    n: int,
+    m: int = 0,
+    split: int = 1,
+    at: tuple[Space, Space] = AT,
+    across: str = "n",
+) -> Program:
+    """Cut into blocks: `across` (n of them) and m over the grid, `walked` (lane, word, k or n) over steps, dealt out to `split`.
 
     What does not divide is padded first, which prints as a mask. With m=0 only the weight is cut, along n and k of the grid.
     `at` says where the sums of `split` programs meet, and where x waits.
     """
-    blocks = {"m": Block("m", m, "m"), "n": Block("n", n, "n"), walked: Block(walked, size, "step" if m else walked)}
+    blocks = {"m": Block("m", m, "m"), across: Block(across, n, across), walked: Block(walked, size, "step" if m else walked)}
 
     def cut(short: str, view: str, *axes: str) -> Emit:
         def emit(b: Builder, operands: Operands) -> str:
@@ -303,7 +250,7 @@ def tile(program: Program, walked: str, size: int, n: int, m: int = 0, split: in
         parts = b.add("parts", Reduce(over, "step", split), operands, F32, at[0])
         return b.add("acc", Reduce(("part",)), {"of": parts}, F32)
 
-    axes = {"w": ("n", walked), "x": ("m", walked)} | dict.fromkeys(grouped(program), ("n", walked))
+    axes = {"w": (across, walked), "x": ("m", walked)} | dict.fromkeys(grouped(program), (across, walked))
     views = {short: last(program, *views_of(short)) for short in axes if m or short != "x"}
     emit: dict[str, Emit] = {view: cut(short, view, *axes[short]) for short, view in views.items()}
     if m:

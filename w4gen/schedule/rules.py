@@ -33,6 +33,8 @@ def pick(program: Program, arch: Arch) -> Schedule:
     problem = program.problem
     layout = problem.layout or layout_for(problem.format, arch, problem.n, problem.k)
     low, high = problem.m
+    if problem.gradient:
+        return _gradient(problem, layout, arch)
     if problem.m == EVERY:
         return _alike(problem, layout, arch)
     if (chosen := many(problem, layout, arch)) is not None:
@@ -50,6 +52,8 @@ def ways(program: Program, arch: Arch) -> tuple[Schedule, ...]:
     """What `pick` chooses among: a schedule for each way through a template, whether it is legal for the problem or not."""
     problem = program.problem
     layout = problem.layout or layout_for(problem.format, arch, problem.n, problem.k)
+    if problem.gradient:
+        return (_gradient(problem, layout, arch),)
     if layout.narrowest.row_units() is not None:
         return _gemv(problem, layout, arch), _dense(problem, layout)
     fast = [each for each in (many(problem, layout, arch), _fast(problem, layout, arch)) if each]
@@ -70,6 +74,31 @@ def _alike(problem: Problem, layout: Layout, arch: Arch) -> Schedule:
             "instructions take any number of rows alike, so rows are multiplied one by one"
         )
     return chosen
+
+
+def _gradient(problem: Problem, layout: Layout, arch: Arch) -> Schedule:
+    """dX = dY W on matrix cores: each tile of the weight is decoded once for as many rows of dY as a program holds."""
+    if arch.fragment is None and "async_copy" not in arch.features:
+        raise ScheduleError(f"no kernel for gradients on {arch.name}: matrix instructions of Triton's are what they are made of")
+    rows = 1 << (min(problem.m[1], 1024) - 1).bit_length()
+    group, least = rewrite.padded_group(problem, layout), layout.block["k"] if layout.narrowest.row_units() is None else 1
+
+    def programs(block_m: int, block_k: int) -> int:
+        return -(-rows // block_m) * -(-problem.k // block_k)
+
+    block_k = max(least, 128 if group % 128 == 0 and programs(64, 128) >= arch.sms else 64)
+    # two programs or more on an SM: one decodes while the other multiplies
+    block_m = 128 if rows >= 128 and 2 * programs(128, block_k) >= 3 * arch.sms else min(64, max(16, rows))
+    return Schedule(
+        template="dgrad",
+        block_m=block_m,
+        block_n=64 if group % block_k == 0 else max(16, 2048 // block_k),  # a scale for each weight takes registers
+        block_k=block_k,
+        unit="mma",
+        scale_at="weight",
+        warps=8 if block_m * block_k > 64 * 128 or block_k > 128 else 4,
+        stages=3,
+    )
 
 
 def _gemv(problem: Problem, layout: Layout, arch: Arch) -> Schedule:

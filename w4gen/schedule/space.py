@@ -84,7 +84,7 @@ def beyond(problem: Problem, schedule: Schedule, arch: Arch) -> str:
         return f"x takes {taken} bytes of shared memory, {arch.name} has {room} for it"
     if schedule.template == "gemm" and schedule.warps * ROWS > schedule.block_n:
         return f"{schedule.warps} warps of {ROWS} outputs each are more than block_n={schedule.block_n}"
-    if schedule.unit == "mma" and schedule.side == "right" and schedule.block_m < problem.m[1]:
+    if schedule.template == "gemv" and schedule.unit == "mma" and schedule.block_m < problem.m[1]:
         return f"a program that reads rows of codes computes all rows of x: block_m={schedule.block_m} is below {problem.m[1]}"
     return ""
 
@@ -136,6 +136,9 @@ def varied(way: Schedule, layout: Layout, arch: Arch, rows: int) -> dict[str, li
     if way.template == "gemm_wgmma":
         return {"block_m": [64, 128, 256], "split_k": split, "ring": [3, 4, 6], "maxnreg": [0]}
     tall = [each for each in doubled(16, LARGEST["block_m"]) if each < 2 * rows or each == 16]
+    if way.template == "dgrad":
+        block_k = [each for each in block_k if each <= 256]
+        return {"block_m": [32, 64, 128, 256], "block_n": block_n, "block_k": block_k, "warps": [4, 8], "stages": stages[1:]}
     wide = {"block_n": [each for each in block_n if each >= 32], "warps": [4, 8], "block_m": tall}
     return wide | ({"split_k": split, "stages": stages[1:]} if way.side == "left" else {"stages": stages[1:]})
 
