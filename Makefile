@@ -43,13 +43,13 @@ bench:
 	  --format int4_g128 --format uint4_g128_z --format nf4_g64 --format e2m1_g64 --format int8_g128 --out docs/results/formats-h200.json
 	$(PYTHON) -m w4gen.cli bench --layer 8192x28672 --layer 28672x8192 --layer 4096x4096 --m 1 --m 8 --m 16 --m 64 \
 	  --dtype bfloat16 --out docs/results/bf16-h200.json
+	$(PYTHON) -m w4gen.bench.backward --out docs/results/backward-h200.json
 	$(PYTHON) -m w4gen.cli bench --ablate --shape 1x4096x14336 --shape 8x4096x14336 --shape 64x4096x14336 --shape 1x1536x1536 \
 	  --format int4_g128 --format nf4_g64 --out docs/results/ablation-h200.json
 	$(PYTHON) -m w4gen.cli curve --model Llama-3.1-8B --json > docs/results/curve-llama-3.1-8b-h200.json
 	$(PYTHON) -m w4gen.bench.host --out docs/results/host-h200.json
 	$(PYTHON) -m w4gen.bench.end_to_end --out docs/results/end-to-end-qwen2.5-1.5b-h200.json
 	$(PYTHON) -m w4gen.bench.end_to_end --model llama-3.1-8b --budget 300 --out docs/results/end-to-end-llama-3.1-8b-h200.json
-	$(PYTHON) -m w4gen.bench.backward --out docs/results/backward-h200.json
 
 # cache/tuned/ARCH.json of the GPU here, in BUDGET seconds: a second run goes on where the first one's ended
 tuned-rows:

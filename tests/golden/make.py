@@ -41,8 +41,8 @@ def source(name: str) -> str:
     shape, form, options = KERNELS[name]
     arch = ARCHES[str(options.get("arch", "portable"))]
     m, k, n = parse_shape(shape)
-    kind, bias = str(options.get("dtype", "float16")), bool(options.get("bias"))
-    program = lower(problem_of(m=m, n=n, k=k, format=form, dtype_name=kind, bias=bias))
+    kind, bias, gradient = str(options.get("dtype", "float16")), bool(options.get("bias")), bool(options.get("gradient"))
+    program = lower(problem_of(m=m, n=n, k=k, format=form, dtype_name=kind, bias=bias, gradient=gradient))
     return made(program, pick(program, able(arch)), arch).source
 
 

@@ -85,11 +85,10 @@ def section(path: Path) -> str:
     where = f"{facts['device']}, torch {facts['torch']}, Triton {facts['triton']}, CUDA {facts['cuda']}, {facts['date']}"
     parts = [f"## {facts.get('title', path.stem)}", f"{where}. `{facts['command']}`"]
     parts += [table(facts["rows"])] if "rows" in facts else []
+    extra = [row["extra_bytes"] / row["dense_bytes"] for row in facts.get("rows", ()) if "extra_bytes" in row]
+    parts += [f"Memory beyond inputs and output: at most {max(extra):.1%} of the dequantized weight."] if extra else []
     parts += [LADDER, *map(ladder, facts["ladders"])] if "ladders" in facts else []
     parts += [curve(facts)] if "total_us" in facts else []
-    extra = [row["extra_bytes"] / row["dense_bytes"] for row in facts.get("rows", []) if "extra_bytes" in row]
-    if extra:
-        parts.append(f"Memory beyond inputs and output: at most {max(extra):.1%} of the dequantized weight.")
     if "host" in facts:
         host = facts["host"]
         parts.append(

@@ -139,8 +139,7 @@ def facts_of(kernel: Kernel, arch: arches.Arch, built: dict[str, toolchain.Binar
 
 def told(facts: dict[str, Any], kernel: Kernel) -> str:
     """The facts in words."""
-    rows = facts["rows"]
-    schedule, problem = kernel.schedule, kernel.problem
+    rows, schedule, problem = facts["rows"], kernel.schedule, kernel.problem
     programs = kernel.programs(kernel.pieces[0], rows)
     each = schedule.split_k if schedule.sum_at == "shared" else 1  # of a cluster
     grid = f"{count(each * programs[0] * programs[1] * programs[2], 'program')} of {count(schedule.warps, 'warp')}"
