@@ -8,10 +8,11 @@ TRITON ?= triton==3.6.0
 VENV ?= .venv
 BIN = $(VENV)/bin
 WORKERS ?= 2
+BUDGET ?= 150
 TYPED = w4gen/errors.py w4gen/knobs.py w4gen/paths.py w4gen/formats.py w4gen/ir w4gen/schedule w4gen/codegen \
         w4gen/progress.py w4gen/ahead.py w4gen/bundle.py w4gen/cache.py w4gen/pipeline.py w4gen/toolchain.py w4gen/tuned.py
 
-.PHONY: demo test check golden compile-all bench bench-docs formats-docs quality-docs
+.PHONY: demo test check golden compile-all bench tuned-rows bench-docs formats-docs quality-docs
 
 demo: $(VENV)/installed
 	$(BIN)/w4gen compile --shape 1x1536x256
@@ -34,18 +35,29 @@ compile-all: $(VENV)/installed
 
 # runs where the GPU is, under that machine's own python
 bench:
-	$(PYTHON) -m w4gen.bench.compare --m 1 --m 2 --m 4 --m 8 --out docs/results/decode-h200.json
-	$(PYTHON) -m w4gen.bench.compare --m 16 --m 32 --m 64 --m 128 --out docs/results/batch-h200.json
-	$(PYTHON) -m w4gen.bench.compare --m 256 --m 1024 --m 4096 --layer 8192x28672 --layer 28672x8192 --layer 4096x4096 \
+	$(PYTHON) -m w4gen.cli bench --m 1 --m 2 --m 4 --m 8 --out docs/results/decode-h200.json
+	$(PYTHON) -m w4gen.cli bench --m 16 --m 32 --m 64 --m 128 --out docs/results/batch-h200.json
+	$(PYTHON) -m w4gen.cli bench --m 256 --m 1024 --m 4096 --layer 8192x28672 --layer 28672x8192 --layer 4096x4096 \
 	  --out docs/results/prefill-h200.json
-	$(PYTHON) -m w4gen.bench.compare --layer 8192x28672 --layer 28672x8192 --layer 4096x4096 --m 1 --m 8 --m 16 --m 64 \
+	$(PYTHON) -m w4gen.cli bench --layer 8192x28672 --layer 28672x8192 --layer 4096x4096 --m 1 --m 8 --m 16 --m 64 \
 	  --format int4_g128 --format uint4_g128_z --format nf4_g64 --format e2m1_g64 --format int8_g128 --out docs/results/formats-h200.json
-	$(PYTHON) -m w4gen.bench.compare --layer 8192x28672 --layer 28672x8192 --layer 4096x4096 --m 1 --m 8 --m 16 --m 64 \
+	$(PYTHON) -m w4gen.cli bench --layer 8192x28672 --layer 28672x8192 --layer 4096x4096 --m 1 --m 8 --m 16 --m 64 \
 	  --dtype bfloat16 --out docs/results/bf16-h200.json
 	$(PYTHON) -m w4gen.bench.backward --out docs/results/backward-h200.json
+	$(PYTHON) -m w4gen.cli bench --ablate --shape 1x4096x14336 --shape 8x4096x14336 --shape 64x4096x14336 --shape 1x1536x1536 \
+	  --format int4_g128 --format nf4_g64 --out docs/results/ablation-h200.json
+	$(PYTHON) -m w4gen.cli curve --model Llama-3.1-8B --json > docs/results/curve-llama-3.1-8b-h200.json
+	$(PYTHON) -m w4gen.bench.host --out docs/results/host-h200.json
+	$(PYTHON) -m w4gen.bench.end_to_end --out docs/results/end-to-end-qwen2.5-1.5b-h200.json
+	$(PYTHON) -m w4gen.bench.end_to_end --model llama-3.1-8b --budget 300 --out docs/results/end-to-end-llama-3.1-8b-h200.json
+
+# cache/tuned/ARCH.json of the GPU here, in BUDGET seconds: a second run goes on where the first one's ended
+tuned-rows:
+	$(PYTHON) -m w4gen.cli tune --presets --format int4_g128,nf4_g64 --m 1,8,16,32,64 --budget $(BUDGET)
 
 bench-docs: $(VENV)/installed
 	$(BIN)/python -m w4gen.bench.report
+	$(BIN)/python -m w4gen.bench.end_to_end_report
 
 formats-docs: $(VENV)/installed
 	$(BIN)/python -m w4gen.bench.formats

@@ -15,11 +15,15 @@ from w4gen.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from w4gen.api import compile, supports
+    from w4gen.bench.ablate import ablate
+    from w4gen.bench.compare import compare
+    from w4gen.bench.curve import curve
     from w4gen.bench.tune import tune
     from w4gen.checkpoints.inspect import inspect
     from w4gen.checkpoints.load import load
     from w4gen.errors import W4Error
     from w4gen.ir.types import Format
+    from w4gen.merging import merge
     from w4gen.models import convert
     from w4gen.runtime.launch import bind
     from w4gen.runtime.linear import Linear, linear
@@ -30,6 +34,9 @@ _PLACES = {
     "compile": "w4gen.api",
     "supports": "w4gen.api",
     "W4Error": "w4gen.errors",
+    "ablate": "w4gen.bench.ablate",
+    "compare": "w4gen.bench.compare",
+    "curve": "w4gen.bench.curve",
     "tune": "w4gen.bench.tune",
     "Format": "w4gen.ir.types",
     "bind": "w4gen.runtime.launch",
@@ -38,6 +45,7 @@ _PLACES = {
     "inspect": "w4gen.checkpoints.inspect",
     "linear": "w4gen.runtime.linear",
     "load": "w4gen.checkpoints.load",
+    "merge": "w4gen.merging",
     "Weight": "w4gen.runtime.weight",
     "warmup": "w4gen.runtime.warmup",
 }
@@ -46,12 +54,16 @@ __all__ = [
     "Linear",
     "W4Error",
     "Weight",
+    "ablate",
     "bind",
+    "compare",
     "compile",
     "convert",
+    "curve",
     "inspect",
     "linear",
     "load",
+    "merge",
     "supports",
     "tune",
     "warmup",

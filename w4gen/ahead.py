@@ -6,25 +6,29 @@ A worker is `python -m w4gen.ahead`: a question a line on its standard input, an
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
+import pickle
 import queue
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import IO
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import IO, Any, TypeAlias
 
 from w4gen import pipeline, toolchain
 from w4gen.codegen.render import Kernel
-from w4gen.errors import W4Error
+from w4gen.errors import ToolchainError, W4Error
 from w4gen.ir.lower import lower
 from w4gen.ir.problem import Problem
-from w4gen.schedule.arch import Arch, arch
+from w4gen.progress import tracked
+from w4gen.schedule.arch import Arch
 from w4gen.schedule.schedule import Schedule
+from w4gen.schedule.space import shortlist
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,37 +45,63 @@ class Ask:
             return pipeline.compile(self.problem, self.arch)
         return pipeline.made(lower(self.problem), self.schedule, self.arch)
 
-    def line(self) -> str:
-        """The question as a worker reads it."""
-        chosen = "" if self.schedule is None else str(self.schedule)
-        device = (self.arch.device, self.arch.device_sms)
-        return json.dumps([str(self.problem), self.arch.name, *device, chosen]) + "\n"
+    def answer(self) -> dict[str, Any]:
+        """Compile it."""
+        built = toolchain.build(self.kernel(), self.arch)
+        return {"cached": all(binary.cached for binary in built.values())}
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """The schedules of a problem that are worth a trial with `rows` rows of x, `most` of them: nothing is compiled."""
+
+    problem: Problem
+    arch: Arch
+    rows: int
+    most: int
+
+    def answer(self) -> dict[str, Any]:
+        """Each with the microseconds that the model predicts, the rules' choice first."""
+        found = shortlist(lower(self.problem), toolchain.able(self.arch), self.rows)[: self.most]
+        return {"ranked": [(str(each.schedule), each.us) for each in found]}
+
+
+Question: TypeAlias = "Ask | Ranking"
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
     """What became of an ask: whether it was compiled before, seconds, and why there is no binary (empty where there is one)."""
 
-    ask: Ask
+    ask: Any
     cached: bool = False
     seconds: float = 0.0
     error: str = ""
+    ranked: Sequence[tuple[str, float]] = ()
 
 
-def compiled(asks: Iterable[Ask], workers: int = 0) -> Iterator[Done]:
-    """Compile every ask once, in as many processes as there are cores (or `workers`), and tell each as it is done."""
-    wanted = list(dict.fromkeys(asks))
-    pending: queue.SimpleQueue[Ask] = queue.SimpleQueue()
+UNWANTED = "it is not wanted any more"
+
+
+def compiled(asks: Iterable[Question], workers: int = 0, wanted: Callable[[Question], bool] = lambda ask: True) -> Iterator[Done]:
+    """Answer every ask once, in as many processes as there are cores (or `workers`), and tell each as it is done.
+
+    One that is not `wanted` any more when its turn comes is passed over.
+    """
+    every = list(dict.fromkeys(asks))
+    pending: queue.SimpleQueue[Question] = queue.SimpleQueue()
     done: queue.SimpleQueue[Done] = queue.SimpleQueue()
-    for ask in wanted:
+    for ask in every:
         pending.put(ask)
-    count = min(workers or len(os.sched_getaffinity(0)), len(wanted))
+    count = min(workers or cores(), len(every))
     running: dict[int, subprocess.Popen[str]] = {}
-    threads = [threading.Thread(target=_feed, args=(place, running, pending, done), daemon=True) for place in range(count)]
+    threads = [
+        threading.Thread(target=_feed, args=(place, running, pending, done, wanted), daemon=True) for place in range(count)
+    ]
     for thread in threads:
         thread.start()
     try:
-        for _ in wanted:
+        for _ in every:
             yield done.get()
     finally:
         with contextlib.suppress(queue.Empty):
@@ -83,8 +113,25 @@ def compiled(asks: Iterable[Ask], workers: int = 0) -> Iterator[Done]:
             thread.join()
 
 
+def needed(asks: Iterable[Ask], progress: bool = True) -> None:
+    """Compile what will be called. Raises `ToolchainError` where one does not compile."""
+    wanted = list(dict.fromkeys(asks))
+    for done in tracked(compiled(wanted), len(wanted), "compiling", progress):
+        if done.error:
+            raise ToolchainError(f"{done.ask.problem} does not compile: {done.error}")
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
 def _feed(
-    place: int, running: dict[int, subprocess.Popen[str]], pending: queue.SimpleQueue[Ask], done: queue.SimpleQueue[Done]
+    place: int,
+    running: dict[int, subprocess.Popen[str]],
+    pending: queue.SimpleQueue[Question],
+    done: queue.SimpleQueue[Done],
+    wanted: Callable[[Question], bool],
 ) -> None:
     """Give a worker one ask after the other; one that dies is replaced."""
     while True:
@@ -92,8 +139,11 @@ def _feed(
             ask = pending.get_nowait()
         except queue.Empty:
             break
+        if not wanted(ask):
+            done.put(Done(ask, error=UNWANTED))
+            continue
         process = running[place] = running.get(place) or _start()
-        reply = _asked(process, ask.line())
+        reply = _asked(process, base64.b64encode(pickle.dumps(ask)).decode() + "\n")
         if not reply:
             del running[place]
             status = process.wait()
@@ -124,17 +174,14 @@ def _start() -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def answer(line: str) -> dict[str, object]:
-    """Compile what a line asks for."""
-    problem, name, device, sms, chosen = json.loads(line)
+def answer(line: str) -> dict[str, Any]:
+    """What a line asks for, as our caller wrote it, with the seconds that it took."""
     start = time.perf_counter()
     try:
-        target = replace(arch(name), device=device, device_sms=sms)
-        ask = Ask(Problem.parse(problem), target, Schedule.parse(chosen) if chosen else None)
-        built = toolchain.build(ask.kernel(), target)
+        found: dict[str, Any] = pickle.loads(base64.b64decode(line)).answer()
     except W4Error as error:
-        return {"error": str(error), "seconds": time.perf_counter() - start}
-    return {"cached": all(binary.cached for binary in built.values()), "seconds": time.perf_counter() - start}
+        found = {"error": str(error)}
+    return found | {"seconds": time.perf_counter() - start}
 
 
 def main(questions: IO[str], answers: IO[str]) -> None:

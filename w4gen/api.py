@@ -23,6 +23,12 @@ def parse_shape(text: str) -> tuple[int, int, int]:
     return m, k, n
 
 
+def parse_layer(text: str) -> tuple[int, int] | None:
+    """(k, n) of `KxN`: inputs x outputs; None where it is something else."""
+    match = re.fullmatch(r"(\d+)[xX×](\d+)", text.strip())
+    return (int(match[1]), int(match[2])) if match else None
+
+
 def problem_of(
     *,
     m: int,
@@ -37,7 +43,7 @@ def problem_of(
     kind = dtype(dtype_name)
     if kind.bits != 16:
         raise ShapeError(f"dtype {dtype_name}: kernels take float16 and bfloat16; float32 x is run by the fallback")
-    return Problem(m=bucket(m, gradient), n=n, k=k, format=named(format), x=kind, y=kind, bias=bias, gradient=gradient)
+    return Problem(m=bucket(m), n=n, k=k, format=named(format), x=kind, y=kind, bias=bias, gradient=gradient)
 
 
 def compile(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import click
 
 from w4gen import __version__
+from w4gen.commands.bench import bench
 from w4gen.commands.cache import cache
 from w4gen.commands.compile import compile_command
 from w4gen.commands.convert import convert
+from w4gen.commands.curve import curve
 from w4gen.commands.doctor import doctor
 from w4gen.commands.explain import explain
 from w4gen.commands.formats import formats
@@ -24,7 +26,7 @@ def cli() -> None:
     """Generate Triton kernels for linear layers with low-bit weights."""
 
 
-for command in (compile_command, explain, tune, show, inspect, convert, formats, roofline, cache, doctor):
+for command in (compile_command, explain, tune, curve, bench, show, inspect, convert, formats, roofline, cache, doctor):
     cli.add_command(command)
 
 

@@ -39,7 +39,7 @@ def made(program: Program, schedule: Schedule, arch: Arch, templates: Path | Non
 
     Raises `ScheduleError` or `TemplateError` where it is not legal.
     """
-    scheduled = verify(apply(program, schedule, arch), arch, schedule.warps)
+    scheduled = verify(apply(program, schedule, arch), arch, schedule.warps * schedule.teams, schedule.ring)
     return render(scheduled, schedule, arch.name, templates)
 
 

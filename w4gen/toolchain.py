@@ -160,6 +160,18 @@ def load(kernel: Kernel, piece: Piece, arch: Arch, overlap: bool) -> Any:
     return made
 
 
+def starter(made: Any, arch: Arch) -> tuple[Any, tuple[Any, ...]]:
+    """How a loaded kernel is started: `start(*grid, stream, *flags, *arguments)`, pointers as whole numbers.
+
+    What Triton 3.6 wrote in C for the kernel is called directly; of other releases their Python is. Nobody's hooks are called.
+    """
+    run, hooks = made.run, (None, None, None)  # what hooks are told, the one before and the one after
+    if version().startswith("3.6.") and arch.backend == "cuda" and not (run.global_scratch_size or run.profile_scratch_size):
+        how = run.launch_cooperative_grid, run.launch_pdl, None, None
+        return run.launch, (made.function, *how, made.packed_metadata, *hooks)
+    return run, (made.function, made.packed_metadata, *hooks)
+
+
 def _source(kernel: Kernel, piece: Piece) -> Any:
     from triton.compiler import ASTSource
 

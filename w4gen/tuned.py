@@ -30,8 +30,9 @@ KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float)}
 class Row:
     """A schedule that was the fastest of some trials, for one question on one device.
 
-    sms: of the device · us, floor_us: microseconds of a call, and of only reading its bytes · text: the address of the kernel
-    that was timed · the rest: when and with what. A row without a device holds on all.
+    sms: of the device · us, floor_us: microseconds of a call, and of only reading its bytes · rules_us: of the rules' choice, in
+    the same search · text: the address of the kernel that was timed · the rest: when and with what. A row without a device holds
+    on all.
     """
 
     question: str
@@ -40,6 +41,7 @@ class Row:
     sms: int = 0
     us: float = 0.0
     floor_us: float = 0.0
+    rules_us: float = 0.0
     trials: int = 0
     date: str = ""
     triton: str = ""

@@ -23,7 +23,7 @@ SLOW = [pytest.param(*each, marks=pytest.mark.slow) for each in EVERY if each no
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_gradients_compile_without_spills(arch: str, form: str, kind: str, m: int) -> None:
     x = dtype(kind)
-    problem = Problem(m=bucket(m, gradient=True), n=4096, k=4096, format=named(form), x=x, y=x, gradient=True)
+    problem = Problem(m=bucket(m), n=4096, k=4096, format=named(form), x=x, y=x, gradient=True)
     (binary,) = toolchain.build(compile(problem, ARCHES[arch]), ARCHES[arch]).values()
     assert binary.spills == 0
     assert binary.shared_bytes <= ARCHES[arch].shared_bytes
@@ -33,7 +33,7 @@ def test_gradients_compile_without_spills(arch: str, form: str, kind: str, m: in
 
 def test_words_stay_in_the_lanes_that_loaded_them_and_scales_are_asked_for_ahead() -> None:
     """Matrices are stored as such, and nothing is loaded but by asynchronous copies: what a change of layout would undo."""
-    problem = Problem(m=bucket(512, gradient=True), n=4096, k=4096, format=named("int4_g128"), gradient=True)
+    problem = Problem(m=bucket(512), n=4096, k=4096, format=named("int4_g128"), gradient=True)
     (binary,) = toolchain.build(compile(problem, ARCHES["sm_90"]), ARCHES["sm_90"]).values()
     sass = binary.text("sass")
     assert "STSM.16.M88.4" in sass

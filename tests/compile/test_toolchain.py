@@ -23,8 +23,9 @@ SHAPES = {
     "eight rows": "8x4096x4096",
     "gemm 16": "16x8192x4096",
     "gemm 64": "64x4096x4096",
-    "gemm large": "128x8192x28672",
-    "dequant": "512x4096x4096",
+    "gemm large": "64x8192x28672",
+    "many rows": "512x4096x4096",
+    "dequant": "4096x4096x4096",
 }
 
 
@@ -207,7 +208,7 @@ def fast(template: str, shape: str, form: str | Format, dtype: str, arch: str) -
     (steps,) = map(int, re.findall(r"STEPS = gl\.constexpr\((\d+)\)", kernel.source))
     (quads,) = map(int, re.findall(r"QUADS = gl\.constexpr\((\d+)\)", kernel.source))
     blocks = kernel.schedule.block_n // 16
-    x_loads = int(found[1]) if (found := re.search(r"LOADS = gl\.constexpr\((\d+)\)", kernel.source)) else 0
+    x_loads = int(found[1]) if (found := re.search(r"(?m)^LOADS = gl\.constexpr\((\d+)\)", kernel.source)) else 0
     assert count(lines, r"LDG\.\S*\.128\b") == steps * quads * blocks + x_loads, "a quad of words is one load"
     assert not count(lines, r"LDL|STL|I2F")
     return kernel, lines
@@ -238,6 +239,31 @@ def test_few_rows_on_matrix_cores(arch: str, form: str | Format, dtype: str) -> 
         assert count(lines[:last], "LDSM") == steps * schedule.block_k // 32 * (schedule.block_m // 8), "x comes by ldmatrix"
 
 
+@pytest.mark.parametrize(("form", "words"), [("int4_g32", 128), ("mxfp4", 64), ("nvfp4", 128)])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_the_scales_of_small_groups_are_one_load_a_step(arch: str, form: str, words: int) -> None:
+    """Two quads of codes and all scales, for each 16 outputs and 128 k; e4m3 is converted by the machine where it can."""
+    kernel = w4gen.compile("8x1536x256", form, arch=arch)
+    (binary,) = toolchain.build(kernel, ARCHES[arch]).values()
+    (steps,) = map(int, re.findall(r"STEPS = gl\.constexpr\((\d+)\)", kernel.source))
+    assert (kernel.name, kernel.schedule.block_k, binary.spills) == ("gemv_mma", 128, 0)
+    lines = binary.text("sass").splitlines()
+    above = int(form == "nvfp4")  # one f32 for the whole weight
+    assert count(lines, r"LDG\b") == steps * 3 * kernel.schedule.block_n // 16 + above
+    assert count(lines, rf"LDG\.\S*\.{words}\b") == steps * (3 if words == 128 else 1) * kernel.schedule.block_n // 16
+    assert (count(lines, r"F2FP\S*E4M3") > 0) == (form == "nvfp4" and arch == "sm_90")
+
+
+@pytest.mark.parametrize(("shape", "form"), [("8x28672x8192", "nvfp4"), ("16x28672x8192", "nf4_g64"), ("32x8192x28672", "mxfp4")])
+def test_long_layers_stay_in_the_instruction_cache(shape: str, form: str) -> None:
+    """128 KB; their steps would be two to six times that, one after another."""
+    kernel = w4gen.compile(shape, form, arch="sm_90")
+    (binary,) = toolchain.build(kernel, ARCHES["sm_90"]).values()
+    assert (kernel.name, binary.spills) == ("gemv_mma", 0)
+    assert "LAPS" in kernel.source
+    assert len(re.findall(r"(?m)^\s+/\*[0-9a-f]{4,}\*/", binary.text("sass"))) < 8192
+
+
 @pytest.mark.parametrize(("shape", "template"), [("1x28672x8192", "gemv_half"), ("1x8192x28672", "gemv_half")])
 def test_large_layers_of_one_row_on_sm_90(shape: str, template: str) -> None:
     fast(template, shape, "int4_g128", "float16", "sm_90")
@@ -263,7 +289,52 @@ def test_more_rows_use_the_matrix_cores_with_w_in_registers(shape: str) -> None:
     )
 
 
-@pytest.mark.parametrize("shape", ["16x8192x4096", "64x1536x256", "128x8192x28672"])
+MANY = [
+    ("128x28672x8192", "int4_g128", "float16"),
+    ("128x4096x4096", "uint4_g128_z", "bfloat16"),
+    ("256x28672x8192", "int4_g128", "bfloat16"),
+    ("256x8192x28672", "int4_g32", "float16"),
+    ("512x1536x1536", "int8_g128", "float16"),
+    ("64x4096x14336", "int2_g128", "float16"),
+]
+
+
+@pytest.mark.parametrize(("shape", "form", "dtype"), MANY, ids=label)
+def test_many_rows_on_warps_that_multiply_apart(shape: str, form: str, dtype: str) -> None:
+    """Codes come in wide loads and go to the instruction in the registers they are decoded in; x is all that is copied."""
+    kernel = w4gen.compile(shape, form, dtype=dtype, arch="sm_90")
+    assert kernel.name == "gemm_wgmma"
+    binary = toolchain.build(kernel, ARCHES["sm_90"])["gemm_wgmma"]
+    assert (binary.spills, binary.shared_bytes <= ARCHES["sm_90"].shared_bytes) == (0, True)
+    lines = binary.text("sass").splitlines()
+    schedule, format = kernel.schedule, kernel.problem.format
+    assert count(lines, "HGMMA") == schedule.teams * schedule.block_k // 16
+    quads = schedule.block_k * format.bits // 256
+    words = schedule.teams * quads * (schedule.stages + 1)
+    assert count(lines, r"LDG\.\S*\.128\b") == words, "asked for ahead, and again in the loop"
+    last = max(index for index, line in enumerate(lines) if re.search(r"\bHGMMA", line))
+    assert not count(lines[:last], "SHFL|STL|LDL|I2F")
+    assert count(lines, r"LDGSTS\.") == schedule.block_m * schedule.block_k // 1024, "16 bytes of x a thread"
+
+
+@pytest.mark.parametrize(("shape", "form", "dtype"), MANY, ids=label)
+def test_what_wgmma_reads_is_not_written_while_it_may(shape: str, form: str, dtype: str) -> None:
+    """The hazard of docs/kernels.md: from an instruction on, until all are waited for, nothing writes a register it reads."""
+    lines = sass(w4gen.compile(shape, form, dtype=dtype, arch="sm_90"))
+    seen, reading = 0, set()
+    for line in lines:
+        if found := re.search(r"\bHGMMA\.\S+ R\d+, R(\d+), ", line):
+            reading |= {int(found[1]) + i for i in range(4)}
+            seen += 1
+        elif "WARPGROUP.DEPBAR" in line:
+            reading = set()
+        elif reading and (wrote := re.search(r"\*/\s+(?:@!?U?P\d+ )?([A-Z0-9_.]+) R(\d+),", line)):
+            wide = 4 if ".128" in wrote[1] else 2 if "WIDE" in wrote[1] or ".64" in wrote[1] else 1
+            assert not reading & {int(wrote[2]) + i for i in range(wide)}, line
+    assert seen
+
+
+@pytest.mark.parametrize("shape", ["16x8192x4096", "64x8192x8192", "64x4096x4096"])
 def test_a_sum_is_never_carried_through_a_dot_of_decoded_registers(shape: str) -> None:
     """The hazard of docs/kernels.md: with w on the left, each dot starts a sum of its own."""
     source = w4gen.compile(shape, arch="sm_90").source

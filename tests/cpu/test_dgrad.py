@@ -31,7 +31,7 @@ OWN = [cases.UINT2, cases.SIGNS, *cases.SPLIT, *cases.FLOATS]
 def problem_of(case: cases.Call, arch: str) -> Problem:
     form, kind = case.w.format, OURS[case.x.dtype]
     layout = layout_for(form, ARCHES[arch], case.w.n, case.w.k)
-    sizes = {"m": bucket(case.x.shape[0], gradient=True), "n": case.w.n, "k": case.w.k}
+    sizes = {"m": bucket(case.x.shape[0]), "n": case.w.n, "k": case.w.k}
     return Problem(**sizes, format=form, layout=layout, x=kind, y=kind, gradient=True)
 
 
@@ -80,7 +80,7 @@ def test_ragged_sizes(form: str, m: int, n: int, k: int, arch: str) -> None:
     """No size divides its block; nothing around the outputs is written."""
     case = cases.call(form, 1, n, k)
     dy = dy_of(case, m)
-    kernel = compile(replace(problem_of(case, arch), m=bucket(m, gradient=True)), ARCHES[arch])
+    kernel = compile(replace(problem_of(case, arch), m=bucket(m)), ARCHES[arch])
     dx = bind(kernel)(dy, case.w)
     assert dx.shape == (m, k)
     assert error(case, dx, dy) <= limit(case, dy)
@@ -139,6 +139,6 @@ def test_trees_of_scales(name: str) -> None:
     tensors = {each: t.bfloat16() if kinds[each] == "bf16" else t for each, t in tensors.items()}
     dy, w = torch.from_numpy(rng.standard_normal((m, n))).half(), oracle.weight(parts, oracle.TREES[name])
     layout = layout_for(form, ARCHES["sm_80"], n, k)
-    kernel = compile(Problem(m=bucket(m, gradient=True), n=n, k=k, format=form, layout=layout, gradient=True), ARCHES["sm_80"])
+    kernel = compile(Problem(m=bucket(m), n=n, k=k, format=form, layout=layout, gradient=True), ARCHES["sm_80"])
     dx, rows = bind(kernel)(dy, w4gen.Weight.from_parts(tensors, form)), dy.double().numpy()
     assert oracle.error(dx.double().numpy(), rows @ w, oracle.typical(rows, w.T)) <= 2.01 * oracle.HALF_UNIT["f16"]

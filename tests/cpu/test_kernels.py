@@ -443,6 +443,13 @@ def test_a_bound_kernel_refuses_what_it_does_not_answer(x: tuple[int, ...], bias
         run(torch.zeros(x, dtype=F16), case.w, None if bias is None else torch.zeros(bias, dtype=F16))
 
 
+def test_a_bound_kernel_refuses_a_bias_on_another_device() -> None:
+    """Its address would be read where x is."""
+    case = cases.call("int4_g128", 2, 40, 300, bias=True)
+    with pytest.raises(ShapeError, match="x is on cpu, and another tensor is not: move all of them to one device"):
+        w4gen.bind(kernel_for(case))(case.x, case.w, case.bias.to("meta"))
+
+
 def test_a_bound_kernel_refuses_x_of_another_dtype() -> None:
     case = cases.call("int4_g128", 2, 40, 300)
     with pytest.raises(ShapeError):

@@ -67,9 +67,10 @@ def test_a_launch_is_made_on_its_own_device(current: int, monkeypatch: pytest.Mo
         yield
         seen.append("back")
 
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
+    monkeypatch.setattr(launch, "current_device", lambda: current)
     monkeypatch.setattr(torch.cuda, "device", device)
-    launch.on_device(lambda *call: seen.append(call), torch.device("cuda:1"))(1, 2)
+    monkeypatch.setattr(launch.Launch, "_here", lambda self, call: seen.append(call))
+    launch.Launch(None, torch.device("cuda:1"), 0, {}, (), ())(1, 2)
     assert seen == ([(1, 2)] if current == 1 else [torch.device("cuda:1"), (1, 2), "back"])
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import copy
 import io
+import types
 
 import cases
 import pytest
 import torch
 
 import w4gen
+from w4gen import toolchain
+from w4gen.runtime import launch
 from w4gen.runtime.launch import unwritten
+from w4gen.schedule.arch import ARCHES
 
 
 def layer(form: str = "uint4_g128_z") -> w4gen.Linear:
@@ -93,3 +97,41 @@ def test_a_weight_of_two_layers_is_known_by_both() -> None:
     made.weight.codes.add_(0)
     assert not unwritten(made.weight.buffers)
     assert unwritten(other.weight.buffers) == (other.weight.codes is made.weight.codes)
+
+
+def loaded(scratch: int = 0) -> types.SimpleNamespace:
+    """A kernel as Triton loads it; what launches it gives back what it was given."""
+    run = types.SimpleNamespace(
+        launch=lambda *call: ("in C", *call), launch_cooperative_grid=False, launch_pdl=True,
+        global_scratch_size=scratch, profile_scratch_size=0,
+    )  # fmt: skip
+    return types.SimpleNamespace(run=run, function=1234, packed_metadata=(4, 1, 0))
+
+
+def test_a_kernel_is_started_by_what_triton_wrote_in_c() -> None:
+    """As many arguments as it reads before those of the kernel, of the types that it reads."""
+    driver = pytest.importorskip("triton.backends.nvidia.driver")
+    start, flags = toolchain.starter(loaded(), ARCHES["sm_90"])
+    if not toolchain.version().startswith("3.6."):
+        pytest.skip("another release of Triton")
+    called, *given = start(1, 2, 3, 77, *flags)
+    assert called == "in C"
+    for kind, each in zip(driver._BASE_ARGS_FORMAT, given, strict=True):
+        assert isinstance(each, {"i": int, "K": int, "p": bool, "O": tuple | None}[kind])
+    assert given[3:7] == [77, 1234, False, True]
+
+
+@pytest.mark.parametrize(("arch", "scratch"), [("sm_90", 64), ("gfx942", 0)])
+def test_other_kernels_are_started_by_tritons_python(arch: str, scratch: int) -> None:
+    made = loaded(scratch)
+    start, flags = toolchain.starter(made, ARCHES[arch])
+    assert start is made.run
+    assert flags == (1234, (4, 1, 0), None, None, None)
+
+
+def test_a_start_gives_addresses_on_the_current_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "current_device", lambda: 3)
+    monkeypatch.setattr(launch, "current_stream", lambda device: 100 + device)
+    seen, y = [], torch.zeros(4)
+    launch.Start(lambda *call: seen.append(call), ("flags",))((1, 2, 3), [y, y[2:], 7])
+    assert seen == [(1, 2, 3, 103, "flags", y.data_ptr(), y.data_ptr() + 8, 7)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,10 @@ from w4gen import ahead, pipeline, tuned
 from w4gen.api import problem_of
 from w4gen.cli import cli, main
 from w4gen.codegen.render import Kernel
+from w4gen.commands.tune import wanted
 from w4gen.errors import ScheduleError, W4Error
 from w4gen.ir.lower import lower
+from w4gen.layers import PRESETS, layers, read
 from w4gen.runtime import tune
 from w4gen.schedule.arch import ARCHES
 from w4gen.schedule.rules import pick
@@ -33,16 +35,22 @@ def trials(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[Kernel]:
     """The trials that were made; fewer warps are faster."""
     made: list[Kernel] = []
 
-    def trial(kernel: Kernel, m: int, device: torch.device) -> float:
+    def trial(kernel: Kernel, m: int, device: torch.device) -> tune.Timer:
         made.append(kernel)
-        return 10.0 + kernel.schedule.warps
+        return lambda: 10.0 + kernel.schedule.warps
 
-    def compiled(asks: Iterable[ahead.Ask]) -> Iterator[ahead.Done]:
-        yield from (ahead.Done(ask, error="too odd" if ask.schedule.stages == 4 else "") for ask in asks)  # type: ignore[union-attr]
+    def compiled(
+        asks: Iterable[ahead.Question], workers: int = 0, wanted: Callable[[ahead.Question], bool] = bool
+    ) -> Iterator[ahead.Done]:
+        for ask in asks:
+            if isinstance(ask, ahead.Ranking):
+                yield ahead.Done(ask, **ask.answer())
+            else:
+                yield ahead.Done(ask, error="too odd" if ask.schedule.stages == 4 else "" if wanted(ask) else ahead.UNWANTED)  # type: ignore[union-attr]
 
     monkeypatch.setattr(tune, "arch_of", lambda device: HERE)
     monkeypatch.setattr(tune, "trial", trial)
-    monkeypatch.setattr(tune, "right", lambda kernel: True)
+    monkeypatch.setattr(tune, "right", lambda kernel, device: True)
     monkeypatch.setattr(ahead, "compiled", compiled)
     return made
 
@@ -59,6 +67,7 @@ def test_winners_become_rows_and_are_taken_by_compiles(trials: list[Kernel]) -> 
     for question, row, found in told:
         assert (row.device, row.sms, row.trials) == ("a GPU that is made up", 108, found.trials)
         assert row.us == 10.0 + row.schedule.warps
+        assert row.rules_us == 10.0 + pick(lower(question.problem), ARCHES["sm_80"]).warps
         assert row.schedule.warps == min(kernel.schedule.warps for kernel in trials if kernel.problem == question.problem)
         assert row.triton
         assert row.date
@@ -69,10 +78,10 @@ def test_winners_become_rows_and_are_taken_by_compiles(trials: list[Kernel]) -> 
 
 
 def test_a_second_run_goes_on_where_the_first_was_stopped(trials: list[Kernel], monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(kernel: Kernel, m: int, device: torch.device) -> float:
+    def interrupted(kernel: Kernel, m: int, device: torch.device) -> tune.Timer:
         if m == 8:
             raise KeyboardInterrupt
-        return 10.0
+        return lambda: 10.0
 
     with monkeypatch.context() as patch:
         patch.setattr(tune, "trial", interrupted)
@@ -89,17 +98,17 @@ def test_a_second_run_goes_on_where_the_first_was_stopped(trials: list[Kernel], 
 
 
 def test_out_of_memory_leaves_a_question_to_the_rules(trials: list[Kernel], monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(kernel: Kernel, m: int, device: torch.device) -> float:
+    def full(kernel: Kernel, m: int, device: torch.device) -> tune.Timer:
         if m == 1:
             raise torch.cuda.OutOfMemoryError("no room")
-        return 10.0
+        return lambda: 10.0
 
     monkeypatch.setattr(tune, "trial", full)
     assert [(row is not None, found is not None) for _, row, found in run()] == [(False, False), (True, True)]
 
 
 def test_nothing_that_is_wrong_is_kept(trials: list[Kernel], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tune, "right", lambda kernel: False)
+    monkeypatch.setattr(tune, "right", lambda kernel, device: False)
     assert all(row is None and found.winner is None for _, row, found in run())
     assert not tuned.path_of("sm_80").exists()
 
@@ -110,17 +119,93 @@ def test_nothing_that_is_wrong_is_kept(trials: list[Kernel], monkeypatch: pytest
     assert all(row is None for _, row, _ in run())
 
 
-def test_what_is_asked_more_often_and_takes_longer_is_worth_more() -> None:
-    small, often, large = QUESTIONS[1], replace(QUESTIONS[1], count=9), tune.Question(problem_of(m=8, n=8192, k=8192), 8)
-    assert small.value(HERE) < often.value(HERE)
-    assert small.value(HERE) < large.value(HERE)
+def test_what_is_asked_more_often_and_takes_longer_is_worth_more(trials: list[Kernel]) -> None:
+    large = tune.Question(problem_of(m=8, n=8192, k=8192), 8)
+    often = replace(QUESTIONS[0], count=90)
+    worth = {plan.question: plan.value for plan in tune.planned([QUESTIONS[1], often, large], HERE, 60)}
+    assert worth[QUESTIONS[1]] < worth[often]
+    assert worth[QUESTIONS[1]] < worth[large]
 
 
-def test_more_seconds_try_more_candidates() -> None:
-    few, many = (tune.tried(QUESTIONS[1], HERE, seconds) for seconds in (0.0, 60.0))
-    assert len(few) == 8
-    assert len(many) == tune.MOST
-    assert many[:8] == few
+def test_weights_that_are_worth_most_come_first_with_all_their_buckets(trials: list[Kernel]) -> None:
+    asked = [tune.Question(problem_of(m=m, n=n, k=4096), m) for n in (1024, 28672, 8192) for m in (1, 8)]
+    found = [(plan.question.problem.n, plan.question.m) for plan in tune.planned(asked, HERE, 60)]
+    assert found == [(28672, 1), (28672, 8), (8192, 1), (8192, 8), (1024, 1), (1024, 8)]
+
+
+def test_more_seconds_try_more_candidates(trials: list[Kernel], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "cores", lambda: 16)
+    few, many = (tune.planned(QUESTIONS[1:], HERE, seconds)[0] for seconds in (0.0, 60.0))
+    assert len(few.asks) == len(few.predicted) == tune.LEAST
+    assert len(many.asks) == tune.MOST
+    assert many.asks[: tune.LEAST] == few.asks
+    assert few.asks[0].schedule == pick(lower(QUESTIONS[1].problem), ARCHES["sm_80"])
+    monkeypatch.setattr(ahead, "cores", lambda: 1)
+    assert len(tune.planned(QUESTIONS[1:], HERE, 20)[0].asks) == 20, "as many as one core compiles"
+
+
+def test_seconds_end_a_run_after_one_question_at_least(trials: list[Kernel]) -> None:
+    assert [each.m for each, row, _ in run(seconds=0.0) if row] == [1]
+    assert [(each.m, row is not None) for each, row, _ in run(seconds=0.0)] == [(1, False), (8, True)], "and the next goes on"
+
+
+def test_a_question_asked_twice_is_tuned_once(trials: list[Kernel]) -> None:
+    alike = replace(QUESTIONS[1], m=4, problem=replace(QUESTIONS[1].problem, bias=True))
+    assert [(each.m, row is not None) for each, row, _ in run([QUESTIONS[1], alike])] == [(4, False), (8, True)]
+
+
+def test_near_the_floor_no_second_candidate_is_timed(trials: list[Kernel]) -> None:
+    ((_, row, found),) = tune.tune(QUESTIONS[:1], 4.0, lambda *_: 15.0, device=CPU)
+    assert found is not None
+    assert row is not None
+    assert row.schedule == pick(lower(QUESTIONS[0].problem), ARCHES["sm_80"])
+    assert found.trials == row.trials == 1
+
+
+def test_rankings_are_made_in_other_processes_and_what_is_not_wanted_is_not_made(fresh_cache: Path) -> None:
+    ranking = ahead.Ranking(QUESTIONS[0].problem, HERE, 1, 3)
+    (done,) = ahead.compiled([ranking], workers=1)
+    assert [tuple(each) for each in done.ranked] == ranking.answer()["ranked"]
+    assert (len(done.ranked), done.error) == (3, "")
+    asked = [ahead.Ask(each.problem, HERE) for each in QUESTIONS]
+    assert [done.error for done in ahead.compiled(asked, 1, lambda ask: False)] == [ahead.UNWANTED] * 2
+
+
+def options(**changed: Any) -> dict[str, Any]:
+    return {"arch": "", "layout": None, "format_name": "int4_g128", "m": "1,8", "dtype": "float16"} | changed
+
+
+def test_layers_that_models_share_are_one_question_of_all_that_have_them() -> None:
+    found = {
+        (each.k, each.n, each.format.label, m): count for each, m, count in wanted(["Llama-3.1-8B", "Mistral-7B"], "1", options())
+    }
+    assert found[4096, 4096, "int4_g128", 1] == found[4096, 4096, "int4_g128", 8] == 128
+    assert found[4096, 32768, "int4_g128", 1] == 1
+    assert len(found) == 2 * 6
+    both = wanted(["Qwen2.5-1.5B"], "1", options(format_name="int4_g128,nf4_g64"))
+    assert {each.format.label for each, _, _ in both} == {"int4_g128", "nf4_g64"}
+    assert not any(each.bias for each, _, _ in both), "a row answers with and without a bias"
+    assert len(both) == 2 * 2 * 4
+
+
+def test_all_presets_are_one_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `make tuned-rows` has it; what the seconds did not reach is told."""
+    asked: list[Any] = []
+
+    def made(questions: list[Any], seconds: float, again: bool) -> Iterator[Any]:
+        asked.extend(questions)
+        yield tune.Question(*questions[0]), None, None
+
+    monkeypatch.setattr("w4gen.commands.tune.detected", lambda: "sm_80")
+    monkeypatch.setattr(w4gen, "tune", made, raising=False)
+    command = ["tune", "--presets", "--format", "int4_g128,nf4_g64", "--m", "1,8,16,32,64", "--budget", "150"]
+    told = CliRunner().invoke(cli, command, standalone_mode=False).output
+    every = [layer for model in PRESETS for layer in layers(read(Path(model)))]
+    assert len(asked) == len({(layer.n, layer.k) for layer in every}) * 5 * 2
+    counts = [count for problem, m, count in asked if m == 1 and problem.format.label == "nf4_g64"]
+    assert sum(counts) == sum(layer.count for layer in every)
+    assert f"1/{len(asked)} 1x" in told
+    assert f"{len(asked) - 1} questions left: run it again to go on" in told
 
 
 def test_without_a_gpu_the_command_says_so_and_exits_2(
@@ -143,7 +228,10 @@ def test_the_command_tells_each_question(trials: list[Kernel], monkeypatch: pyte
     monkeypatch.setattr("w4gen.commands.tune.detected", lambda: "sm_80")
     monkeypatch.setattr(w4gen, "tune", made, raising=False)
     told = CliRunner().invoke(cli, ["tune", "--shape", "8x256x64", "--budget", "5"], standalone_mode=False)
-    assert re.match(r"1/1 8x256x64 int4_g128: 1\d\.00 us, floor \d\.\d\d, \d+ trials, \d+ skipped; [0-5] s left\n", told.output)
+    assert re.match(
+        r"1/1 8x256x64 int4_g128: 1\d\.00 us, rules 1\d\.00, floor \d\.\d\d, \d+ trials?, \d+ skipped, \d\.\d s; [0-5] s left\n",
+        told.output,
+    )
     told = CliRunner().invoke(cli, ["tune", "--shape", "8x256x64", "--budget", "5"], standalone_mode=False)
     assert "passed over: tuned before" in told.output
     refused = CliRunner().invoke(cli, ["tune", "--shape", "8x256x64", "--arch", "sm_90"], standalone_mode=False)

@@ -45,7 +45,7 @@ def test_kernels_of_gradients_are_compiled_when_asked_for(fresh_cache: Path) -> 
     made = model()
     assert w4gen.warmup(made, ms=(300,), arch="sm_90", gradients=True, progress=False).refused == ()
     arch, form = ARCHES["sm_90"], made[1].format
-    sizes = {"m": bucket(300, gradient=True), "n": 64, "k": 128, "format": form, "layout": layout_for(form, arch, 64, 128)}
+    sizes = {"m": bucket(300), "n": 64, "k": 128, "format": form, "layout": layout_for(form, arch, 64, 128)}
     assert all(binary.cached for binary in toolchain.build(compile(Problem(gradient=True, **sizes), arch), arch).values())
 
 

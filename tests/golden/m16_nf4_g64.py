@@ -1,4 +1,4 @@
-# y[9..16, 256] = x[9..16, 1536] @ w[256, 1536].T · nf4_g64 · f16 · template=gemv_mma block_m=16 block_n=16 block_k=64 unit=mma side=left scale_at=accumulator zero_at=weight convert_at=register split_k=1 sum_at=global warps=4 stages=2 maxnreg=168 vector=2 ring=2 overlap=0
+# y[9..16, 256] = x[9..16, 1536] @ w[256, 1536].T · nf4_g64 · f16 · template=gemv_mma block_m=16 block_n=16 block_k=64 unit=mma side=left scale_at=accumulator zero_at=weight convert_at=register x_at=register split_k=1 sum_at=global warps=4 teams=1 stages=2 maxnreg=168 vector=2 ring=2 overlap=0
 # made by: w4gen compile --m 16 --n 256 --k 1536 --format nf4_g64 --dtype f16 --arch sm_80 --emit py
 import triton
 from triton.experimental import gluon
@@ -12,7 +12,10 @@ QUADS = gl.constexpr(1)  # quads of 64 inputs in a step
 FRAGMENTS = gl.constexpr(4)  # times 16 inputs in a quad
 WORDS = gl.constexpr(128)  # words of a quad's 32 lanes
 ROW_WORDS = gl.constexpr(3072)  # words of 16 outputs
-ROW_SCALES = gl.constexpr(384)  # scales of 16 outputs
+ROW_SCALES = gl.constexpr(192)  # words of scales of 16 outputs
+NEAR = gl.constexpr(1)  # groups whose scales a lane loads at once
+SCALE_LOADS = gl.constexpr(1)  # loads of these for the groups of a step
+SCALE_WORDS = gl.constexpr(1)  # words of a load
 ENTRIES = gl.constexpr(256)  # pairs of codes
 WARPS = gl.constexpr(4)  # warps per program
 WORKERS = gl.constexpr(4)  # warps that share the steps along k
@@ -27,7 +30,6 @@ CHAINS = gl.constexpr(2)  # sums of the instructions under one scale
 THREADS = gl.constexpr(32 * WARPS)
 EACH = gl.constexpr(gl.BlockedLayout([1], [32], [WARPS], [0]))  # one element a thread
 FOUR = gl.constexpr(gl.BlockedLayout([1, 4], [32, 1], [WARPS, 1], [1, 0]))  # four neighbours a thread
-TWO = gl.constexpr(gl.BlockedLayout([1, 2], [32, 1], [WARPS, 1], [1, 0]))
 
 DECODE = gl.constexpr("""{
 .reg .b32 t, lane, table;
@@ -91,7 +93,6 @@ st.shared.v4.b32 [at], {$2, $2, $2, $2};
 mov.u32 $0, 0;
 }""")
 PAIR = gl.constexpr("cvt.rn.f16x2.f32 $0, $2, $1;")
-MATRICES = gl.constexpr("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];")
 
 
 @gluon.jit
@@ -121,47 +122,31 @@ def words_at(codes_ptr, first, lane, worker):
     return words
 
 
+SCALES = gl.constexpr(gl.BlockedLayout([1, SCALE_WORDS], [32, 1], [WARPS, 1], [1, 0]))  # the words of a thread's scales
+SCALE = gl.constexpr("""{
+.reg .b16 low, high;
+mov.b32 {low, high}, $2;
+cvt.f32.f16 $0, low;
+cvt.f32.f16 $1, high;
+}""")
+
+
 @gluon.jit
-def scales_at(scale_ptr, first, lane, worker, turn: gl.constexpr):
-    """Where the scales of a thread's two outputs are."""
-    at = first * ROW_SCALES + lane // 4 * 2 + worker * 16
-    scales = scale_ptr + each_of(at, TWO) + gl.arange(0, 2, gl.SliceLayout(0, TWO))[None, :] + turn * (WORKERS * 16)
+def scales_at(scale_ptr, first, lane, worker, turn, part: gl.constexpr):
+    """Where the scales of a thread's two outputs are, of a part of the groups of a step, as words."""
+    at = first * ROW_SCALES + lane // 4 + worker * 8
+    inside = gl.arange(0, SCALE_WORDS, gl.SliceLayout(0, SCALES))[None, :] + turn * (WORKERS * 8)
+    scales = scale_ptr.to(gl.pointer_type(gl.int32)) + each_of(at, SCALES) + inside
     return scales
 
 
 @gluon.jit
-def two_of(pair):
-    """The two elements of each thread, in f32."""
-    a, b = gl.split(pair)
-    a = gl.convert_layout(a, EACH, assert_trivial=True)
-    b = gl.convert_layout(b, EACH, assert_trivial=True)
-    return a.to(gl.float32), b.to(gl.float32)
-
-
-@gluon.jit
-def load(pointers, worker, layout: gl.constexpr, turn: gl.constexpr):
-    """Load what a thread's pointers point to, where its warp has the turn."""
-    if turn + 1 == STEPS and LAST != WORKERS:
-        there = each_of(worker < LAST, layout).broadcast_to(pointers.shape)
-        return gl.load(pointers, mask=there, other=0, cache_modifier=".cg")
-    else:
-        return gl.load(pointers, cache_modifier=".cg")
-
-
-@gluon.jit
-def step_of(codes, scale_ptr, zero_ptr, first, lane, worker, turn: gl.constexpr):
-    """Ask for a step of a worker: its words, and the scales and zeros that go with them for each 16 outputs."""
-    words = ()
-    scales = ()
-    zeros = ()
-    for row in gl.static_range(ROWS):
-        for quad in gl.static_range(QUADS):
-            at = (turn * WORKERS * QUADS + quad) * WORDS + row * ROW_WORDS
-            words = words + (load(codes + at, worker, FOUR, turn),)
-        at = scales_at(scale_ptr, first, lane, worker, turn) + row * ROW_SCALES
-        scales = scales + (load(at, worker, TWO, turn),)
-        zeros = zeros + (0,)
-    return words, scales, zeros
+def scales_of(words):
+    """The scales of a thread's two outputs, in f32, group after group."""
+    w0 = gl.convert_layout(words.reshape([THREADS]), EACH, assert_trivial=True)
+    kinds: gl.constexpr = (gl.float32, gl.float32)
+    w0 = gl.inline_asm_elementwise(SCALE, "=&f,=&f,r", [w0], dtype=kinds, is_pure=True, pack=1)
+    return w0
 
 
 @gluon.jit
@@ -200,16 +185,46 @@ def fill(codebook_ptr, thread):
 
 
 @gluon.jit
+def run(text: gl.constexpr):
+    """An instruction without operands."""
+    gl.inline_asm_elementwise(text + "\nmov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+MATRICES = gl.constexpr("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];")
+
+
+@gluon.jit
+def load(pointers, worker, layout: gl.constexpr, turn: gl.constexpr):
+    """Load what a thread's pointers point to, where its warp has the turn."""
+    if turn + 1 == STEPS and LAST != WORKERS:
+        there = each_of(worker < LAST, layout).broadcast_to(pointers.shape)
+        return gl.load(pointers, mask=there, other=0, cache_modifier=".cg")
+    else:
+        return gl.load(pointers, cache_modifier=".cg")
+
+
+@gluon.jit
+def step_of(codes, scale_ptr, zero_ptr, first, lane, worker, turn: gl.constexpr):
+    """Ask for a step of a worker: its words, and the scales and zeros that go with them for each 16 outputs."""
+    words = ()
+    scales = ()
+    zeros = ()
+    for row in gl.static_range(ROWS):
+        for quad in gl.static_range(QUADS):
+            at = (turn * WORKERS * QUADS + quad) * WORDS + row * ROW_WORDS
+            words = words + (load(codes + at, worker, FOUR, turn),)
+        for part in gl.static_range(SCALE_LOADS):
+            at = scales_at(scale_ptr, first, lane, worker, turn, part) + row * ROW_SCALES
+            scales = scales + (load(at, worker, SCALES, turn),)
+        zeros = zeros + (0,)
+    return words, scales, zeros
+
+
+@gluon.jit
 def matrices(at):
     """Four 8 x 8 matrices from shared memory; a thread gives the address of a row and gets a pair of each."""
     kinds: gl.constexpr = (gl.int32, gl.int32, gl.int32, gl.int32)
     return gl.inline_asm_elementwise(MATRICES, "=r,=r,=r,=r,r", [at], dtype=kinds, is_pure=False, pack=1)
-
-
-@gluon.jit
-def run(text: gl.constexpr):
-    """An instruction without operands."""
-    gl.inline_asm_elementwise(text + "\nmov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 PIECE = gl.constexpr(TILES * 1024)  # bytes of 64 k of x
@@ -249,6 +264,49 @@ def replaced(values, i: gl.constexpr, value):
     return values[:i] + (value,) + values[i + 1 :]
 
 
+@gluon.jit
+def turn_of(steps, acc, codes, scale_ptr, zero_ptr, full, x, ring, row_at, first, lane, worker, rows, turn: gl.constexpr):
+    """A step of a warp: its products, added to acc, while what is AHEAD is asked for. Returns the steps that are, and the sums."""
+    zero = gl.zeros([THREADS], gl.float32, EACH)
+    none = (zero, zero, zero, zero)
+    pairs = ()
+    for piece in gl.static_range(turn * PIECES, turn * PIECES + PIECES):
+        run(WAIT)
+        if piece + RING - 1 < STEPS * PIECES:
+            fetch(x, ring, lane, worker, rows, piece + RING - 1)
+        run("cp.async.commit_group;")
+        for half in gl.static_range(2):
+            part = ((lane // 8 + 4 * half) ^ (lane % 8)) * 16
+            for tile in gl.static_range(TILES):
+                pairs = pairs + (matrices(row_at + part + (piece % RING * PIECE + tile * 1024)),)
+    words, scales, zeros = steps[0]
+    for row in gl.static_range(ROWS):
+        for group in gl.static_range(GROUPS):
+            parts = ()
+            for _ in gl.static_range(CHAINS * TILES):
+                parts = parts + (none,)
+            for j in gl.static_range(group * BLOCK_K // (16 * GROUPS), (group + 1) * BLOCK_K // (16 * GROUPS)):
+                if j % FRAGMENTS == 0:
+                    w = fragments_of(words[row * QUADS + j // FRAGMENTS], zeros[row], full)
+                for tile in gl.static_range(TILES):  # even and odd j are sums of their own: two chains of instructions
+                    pair, old = pairs[j // 2 * TILES + tile], parts[j % CHAINS * TILES + tile]
+                    part = mma(w[j % FRAGMENTS], pair[j % 2 * 2], pair[j % 2 * 2 + 1], old)
+                    parts = replaced(parts, j % CHAINS * TILES + tile, part)
+            each = scales_of(scales[row * SCALE_LOADS + group // NEAR])
+            a, b = each[group % NEAR * 2], each[group % NEAR * 2 + 1]
+            for tile in gl.static_range(TILES):
+                low, high = parts[tile], parts[TILES + tile]
+                part = (low[0] + high[0], low[1] + high[1], low[2] + high[2], low[3] + high[3])
+                scaled = (part[0] * a, part[1] * a, part[2] * b, part[3] * b)
+                old = acc[row * TILES + tile]
+                sums = (old[0] + scaled[0], old[1] + scaled[1], old[2] + scaled[2], old[3] + scaled[3])
+                acc = replaced(acc, row * TILES + tile, sums)
+    steps = steps[1:]
+    if turn + AHEAD < STEPS:
+        steps = steps + (step_of(codes, scale_ptr, zero_ptr, first, lane, worker, turn + AHEAD),)
+    return steps, acc
+
+
 @gluon.jit(do_not_specialize=["m_count"])
 def gemv_mma(
     y_ptr,
@@ -272,8 +330,9 @@ def gemv_mma(
         steps = steps + (step_of(codes, scale_ptr, zero_ptr, first, lane, worker, turn),)
     full = fill(codebook_ptr, thread)
     x = x_ptr + ((base + lane // 8) * K + worker * BLOCK_K + lane % 8 * 8)
+    rows = m_count - base
     for piece in gl.static_range(RING - 1):
-        fetch(x, ring, lane, worker, m_count - base, piece)
+        fetch(x, ring, lane, worker, rows, piece)
         run("cp.async.commit_group;")
     zero = gl.zeros([THREADS], gl.float32, EACH)
     none = (zero, zero, zero, zero)
@@ -281,40 +340,8 @@ def gemv_mma(
     for _ in gl.static_range(ROWS * TILES):
         acc = acc + (none,)
     row_at = ring + lane % 8 * 128
-    for turn in gl.static_range(STEPS):
-        pairs = ()
-        for piece in gl.static_range(turn * PIECES, turn * PIECES + PIECES):
-            run(WAIT)
-            if piece + RING - 1 < STEPS * PIECES:
-                fetch(x, ring, lane, worker, m_count - base, piece + RING - 1)
-            run("cp.async.commit_group;")
-            for half in gl.static_range(2):
-                part = ((lane // 8 + 4 * half) ^ (lane % 8)) * 16
-                for tile in gl.static_range(TILES):
-                    pairs = pairs + (matrices(row_at + part + (piece % RING * PIECE + tile * 1024)),)
-        words, scales, zeros = steps[0]
-        for row in gl.static_range(ROWS):
-            for group in gl.static_range(GROUPS):
-                parts = ()
-                for _ in gl.static_range(CHAINS * TILES):
-                    parts = parts + (none,)
-                for j in gl.static_range(group * BLOCK_K // (16 * GROUPS), (group + 1) * BLOCK_K // (16 * GROUPS)):
-                    if j % FRAGMENTS == 0:
-                        w = fragments_of(words[row * QUADS + j // FRAGMENTS], zeros[row], full)
-                    for tile in gl.static_range(TILES):  # even and odd j are sums of their own: two chains of instructions
-                        pair, old = pairs[j // 2 * TILES + tile], parts[j % CHAINS * TILES + tile]
-                        part = mma(w[j % FRAGMENTS], pair[j % 2 * 2], pair[j % 2 * 2 + 1], old)
-                        parts = replaced(parts, j % CHAINS * TILES + tile, part)
-                for tile in gl.static_range(TILES):
-                    low, high, old = parts[tile], parts[(CHAINS - 1) * TILES + tile], acc[row * TILES + tile]
-                    part = (low[0] + high[0], low[1] + high[1], low[2] + high[2], low[3] + high[3])
-                    a, b = two_of(scales[row])
-                    scaled = (part[0] * a, part[1] * a, part[2] * b, part[3] * b)
-                    sums = (old[0] + scaled[0], old[1] + scaled[1], old[2] + scaled[2], old[3] + scaled[3])
-                    acc = replaced(acc, row * TILES + tile, sums)
-        steps = steps[1:]
-        if turn + AHEAD < STEPS:
-            steps = steps + (step_of(codes, scale_ptr, zero_ptr, first, lane, worker, turn + AHEAD),)
+    for turn in gl.static_range(0, STEPS):
+        steps, acc = turn_of(steps, acc, codes, scale_ptr, zero_ptr, full, x, ring, row_at, first, lane, worker, rows, turn)
     # the sums of the warps meet in shared memory
     SUMS: gl.constexpr = gl.BlockedLayout([WARPS, 1, 1], [1, 2, 16], [1, WARPS, 1], [2, 1, 0])
     meet = gl.allocate_shared_memory(gl.float32, [ROWS * TILES, WARPS, 8, 16], gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
@@ -329,7 +356,7 @@ def gemv_mma(
 
 
 PROBLEM = "m=9..16 n=256 k=1536 format=nf4(bits=4,step=1.0,origin=0.0,codebook=[-1.0,-0.6961928009986877,-0.5250730514526367,-0.39491748809814453,-0.28444138169288635,-0.18477343022823334,-0.09105003625154495,0.0,0.07958029955625534,0.16093020141124725,0.24611230194568634,0.33791524171829224,0.44070982933044434,0.5626170039176941,0.7229568362236023,1.0],group=64,scale=f16) x=f16 y=f16 accumulate=f32 bias=0 layout=n8@512,n2@8,n16@98304,k2@4,k4@128,k2@16,k2@32,k2@64,k24@4096;4/32"
-SCHEDULE = "template=gemv_mma block_m=16 block_n=16 block_k=64 unit=mma side=left scale_at=accumulator zero_at=weight convert_at=register split_k=1 sum_at=global warps=4 stages=2 maxnreg=168 vector=2 ring=2 overlap=0"
+SCHEDULE = "template=gemv_mma block_m=16 block_n=16 block_k=64 unit=mma side=left scale_at=accumulator zero_at=weight convert_at=register x_at=register split_k=1 sum_at=global warps=4 teams=1 stages=2 maxnreg=168 vector=2 ring=2 overlap=0"
 
 if __name__ == "__main__":
     from w4gen.runtime.check import main

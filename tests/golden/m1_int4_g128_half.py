@@ -1,4 +1,4 @@
-# y[1, 256] = x[1, 1536] @ w[256, 1536].T · int4_g128 · f16 · template=gemv_half block_m=1 block_n=16 block_k=128 unit=halves side=right scale_at=accumulator zero_at=weight convert_at=register split_k=3 sum_at=shared warps=4 stages=1 maxnreg=0 vector=2 ring=2 overlap=1
+# y[1, 256] = x[1, 1536] @ w[256, 1536].T · int4_g128 · f16 · template=gemv_half block_m=1 block_n=16 block_k=128 unit=halves side=right scale_at=accumulator zero_at=weight convert_at=register x_at=register split_k=3 sum_at=shared warps=4 teams=1 stages=1 maxnreg=0 vector=2 ring=2 overlap=1
 # made by: w4gen compile --m 1 --n 256 --k 1536 --format int4_g128 --dtype f16 --arch sm_90 --emit py
 import triton
 from triton.experimental import gluon
@@ -12,7 +12,10 @@ QUADS = gl.constexpr(2)  # quads of 64 inputs in a step
 FRAGMENTS = gl.constexpr(4)  # times 16 inputs in a quad
 WORDS = gl.constexpr(128)  # words of a quad's 32 lanes
 ROW_WORDS = gl.constexpr(3072)  # words of 16 outputs
-ROW_SCALES = gl.constexpr(192)  # scales of 16 outputs
+ROW_SCALES = gl.constexpr(96)  # words of scales of 16 outputs
+NEAR = gl.constexpr(1)  # groups whose scales a lane loads at once
+SCALE_LOADS = gl.constexpr(1)  # loads of these for the groups of a step
+SCALE_WORDS = gl.constexpr(1)  # words of a load
 WARPS = gl.constexpr(4)  # warps per program
 WORKERS = gl.constexpr(12)  # warps that share the steps along k
 STEPS = gl.constexpr(1)  # steps of a warp
@@ -24,7 +27,6 @@ RANGE = gl.constexpr(9)  # log2 of |x| up to which 8 products fit a half
 THREADS = gl.constexpr(32 * WARPS)
 EACH = gl.constexpr(gl.BlockedLayout([1], [32], [WARPS], [0]))  # one element a thread
 FOUR = gl.constexpr(gl.BlockedLayout([1, 4], [32, 1], [WARPS, 1], [1, 0]))  # four neighbours a thread
-TWO = gl.constexpr(gl.BlockedLayout([1, 2], [32, 1], [WARPS, 1], [1, 0]))
 
 DECODE = gl.constexpr("""{
 .reg .b32 t, a, b;
@@ -44,7 +46,6 @@ mov.b32 b, 0xd480d480;
 mov.b32 a, 0x2c002c00;
 fma.rn.f16x2 $3, $3, a, b;
 }""")
-MATRICES = gl.constexpr("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];")
 
 
 @gluon.jit
@@ -74,21 +75,58 @@ def words_at(codes_ptr, first, lane, worker):
     return words
 
 
+SCALES = gl.constexpr(gl.BlockedLayout([1, SCALE_WORDS], [32, 1], [WARPS, 1], [1, 0]))  # the words of a thread's scales
+SCALE = gl.constexpr("""{
+.reg .b16 low, high;
+mov.b32 {low, high}, $2;
+cvt.f32.f16 $0, low;
+cvt.f32.f16 $1, high;
+}""")
+
+
 @gluon.jit
-def scales_at(scale_ptr, first, lane, worker, turn: gl.constexpr):
-    """Where the scales of a thread's two outputs are."""
-    at = first * ROW_SCALES + lane // 4 * 2 + worker * 16
-    scales = scale_ptr + each_of(at, TWO) + gl.arange(0, 2, gl.SliceLayout(0, TWO))[None, :] + turn * (WORKERS * 16)
+def scales_at(scale_ptr, first, lane, worker, turn, part: gl.constexpr):
+    """Where the scales of a thread's two outputs are, of a part of the groups of a step, as words."""
+    at = first * ROW_SCALES + lane // 4 + worker * 8
+    inside = gl.arange(0, SCALE_WORDS, gl.SliceLayout(0, SCALES))[None, :] + turn * (WORKERS * 8)
+    scales = scale_ptr.to(gl.pointer_type(gl.int32)) + each_of(at, SCALES) + inside
     return scales
 
 
 @gluon.jit
-def two_of(pair):
-    """The two elements of each thread, in f32."""
-    a, b = gl.split(pair)
-    a = gl.convert_layout(a, EACH, assert_trivial=True)
-    b = gl.convert_layout(b, EACH, assert_trivial=True)
-    return a.to(gl.float32), b.to(gl.float32)
+def scales_of(words):
+    """The scales of a thread's two outputs, in f32, group after group."""
+    w0 = gl.convert_layout(words.reshape([THREADS]), EACH, assert_trivial=True)
+    kinds: gl.constexpr = (gl.float32, gl.float32)
+    w0 = gl.inline_asm_elementwise(SCALE, "=&f,=&f,r", [w0], dtype=kinds, is_pure=True, pack=1)
+    return w0
+
+
+@gluon.jit
+def values_of(word):
+    """The values of a word's codes in pairs of neighbouring k."""
+    kinds: gl.constexpr = (gl.int32, gl.int32, gl.int32, gl.int32)
+    return gl.inline_asm_elementwise(DECODE, "=&r,=&r,=&r,=&r,r", [word], dtype=kinds, is_pure=True, pack=1)
+
+
+@gluon.jit
+def fragments_of(words, zeros, full):
+    """The left operands of a quad's matrix instructions, one for each 16 of k: pairs of n and n + 8, then of k + 8."""
+    w = four_of(words)
+    v0 = values_of(w[0])
+    v1 = values_of(w[1])
+    v2 = values_of(w[2])
+    v3 = values_of(w[3])
+    return v0, v1, v2, v3
+
+
+@gluon.jit
+def run(text: gl.constexpr):
+    """An instruction without operands."""
+    gl.inline_asm_elementwise(text + "\nmov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+MATRICES = gl.constexpr("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];")
 
 
 @gluon.jit
@@ -111,28 +149,11 @@ def step_of(codes, scale_ptr, zero_ptr, first, lane, worker, turn: gl.constexpr)
         for quad in gl.static_range(QUADS):
             at = (turn * WORKERS * QUADS + quad) * WORDS + row * ROW_WORDS
             words = words + (load(codes + at, worker, FOUR, turn),)
-        at = scales_at(scale_ptr, first, lane, worker, turn) + row * ROW_SCALES
-        scales = scales + (load(at, worker, TWO, turn),)
+        for part in gl.static_range(SCALE_LOADS):
+            at = scales_at(scale_ptr, first, lane, worker, turn, part) + row * ROW_SCALES
+            scales = scales + (load(at, worker, SCALES, turn),)
         zeros = zeros + (0,)
     return words, scales, zeros
-
-
-@gluon.jit
-def values_of(word):
-    """The values of a word's codes in pairs of neighbouring k."""
-    kinds: gl.constexpr = (gl.int32, gl.int32, gl.int32, gl.int32)
-    return gl.inline_asm_elementwise(DECODE, "=&r,=&r,=&r,=&r,r", [word], dtype=kinds, is_pure=True, pack=1)
-
-
-@gluon.jit
-def fragments_of(words, zeros, full):
-    """The left operands of a quad's matrix instructions, one for each 16 of k: pairs of n and n + 8, then of k + 8."""
-    w = four_of(words)
-    v0 = values_of(w[0])
-    v1 = values_of(w[1])
-    v2 = values_of(w[2])
-    v3 = values_of(w[3])
-    return v0, v1, v2, v3
 
 
 @gluon.jit
@@ -140,12 +161,6 @@ def matrices(at):
     """Four 8 x 8 matrices from shared memory; a thread gives the address of a row and gets a pair of each."""
     kinds: gl.constexpr = (gl.int32, gl.int32, gl.int32, gl.int32)
     return gl.inline_asm_elementwise(MATRICES, "=r,=r,=r,=r,r", [at], dtype=kinds, is_pure=False, pack=1)
-
-
-@gluon.jit
-def run(text: gl.constexpr):
-    """An instruction without operands."""
-    gl.inline_asm_elementwise(text + "\nmov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 BUFFER = gl.constexpr(".shared .align 16 .b8 x_part[2048];\nmov.u32 $0, x_part;")
@@ -292,7 +307,7 @@ def gemv_half(
                 low = gl.inline_asm_elementwise(HALVES, "=f,r", [low], dtype=gl.float32, is_pure=True, pack=1)
                 high = gl.inline_asm_elementwise(HALVES, "=f,r", [high], dtype=gl.float32, is_pure=True, pack=1)
                 part = (part[0] + low, part[1] + high)
-        a, b = two_of(scales[0])
+        a, b = scales_of(scales[0])
         scaled = (part[0] * a, part[1] * b)
         acc = (acc[0] + scaled[0], acc[1] + scaled[1])
         steps = steps[1:]
@@ -310,7 +325,7 @@ def gemv_half(
 
 
 PROBLEM = "m=1..1 n=256 k=1536 format=int4(bits=4,step=1.0,origin=-8.0,group=128,scale=f16) x=f16 y=f16 accumulate=f32 bias=0 layout=n8@512,n2@4,n16@98304,k2@16,k4@128,k2@8,k2@32,k2@64,k24@4096;4/32"
-SCHEDULE = "template=gemv_half block_m=1 block_n=16 block_k=128 unit=halves side=right scale_at=accumulator zero_at=weight convert_at=register split_k=3 sum_at=shared warps=4 stages=1 maxnreg=0 vector=2 ring=2 overlap=1"
+SCHEDULE = "template=gemv_half block_m=1 block_n=16 block_k=128 unit=halves side=right scale_at=accumulator zero_at=weight convert_at=register x_at=register split_k=3 sum_at=shared warps=4 teams=1 stages=1 maxnreg=0 vector=2 ring=2 overlap=1"
 
 if __name__ == "__main__":
     from w4gen.runtime.check import main

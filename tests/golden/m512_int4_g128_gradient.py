@@ -1,5 +1,5 @@
-# dx[129..512, 1536] = dy[129..512, 256] @ w[256, 1536] · int4_g128 · f16 · template=dgrad block_m=64 block_n=64 block_k=64 unit=mma side=right scale_at=weight zero_at=weight convert_at=register split_k=1 sum_at=global warps=4 stages=3 maxnreg=0 vector=2 ring=2 overlap=0
-# made by: w4gen compile --problem 'm=129..512 n=256 k=1536 format=int4(bits=4,step=1.0,origin=-8.0,group=128,scale=f16) x=f16 y=f16 accumulate=f32 bias=0 gradient=1' --arch sm_90 --emit py
+# dx[257..512, 1536] = dy[257..512, 256] @ w[256, 1536] · int4_g128 · f16 · template=dgrad block_m=64 block_n=64 block_k=64 unit=mma side=right scale_at=weight zero_at=weight convert_at=register x_at=register split_k=1 sum_at=global warps=4 teams=1 stages=3 maxnreg=0 vector=2 ring=2 overlap=0
+# made by: w4gen compile --problem 'm=257..512 n=256 k=1536 format=int4(bits=4,step=1.0,origin=-8.0,group=128,scale=f16) x=f16 y=f16 accumulate=f32 bias=0 gradient=1' --arch sm_90 --emit py
 import triton
 import triton.language as tl
 
@@ -71,8 +71,8 @@ def dgrad(
     tl.store(y_ptr + m[:, None] * K + k[None, :], acc.to(tl.float16), mask=(m[:, None] < m_count) & (k[None, :] < K))
 
 
-PROBLEM = "m=129..512 n=256 k=1536 format=int4(bits=4,step=1.0,origin=-8.0,group=128,scale=f16) x=f16 y=f16 accumulate=f32 bias=0 gradient=1 layout=n8@512,n2@4,n16@98304,k2@16,k4@128,k2@8,k2@32,k2@64,k24@4096;4/32"
-SCHEDULE = "template=dgrad block_m=64 block_n=64 block_k=64 unit=mma side=right scale_at=weight zero_at=weight convert_at=register split_k=1 sum_at=global warps=4 stages=3 maxnreg=0 vector=2 ring=2 overlap=0"
+PROBLEM = "m=257..512 n=256 k=1536 format=int4(bits=4,step=1.0,origin=-8.0,group=128,scale=f16) x=f16 y=f16 accumulate=f32 bias=0 gradient=1 layout=n8@512,n2@4,n16@98304,k2@16,k4@128,k2@8,k2@32,k2@64,k24@4096;4/32"
+SCHEDULE = "template=dgrad block_m=64 block_n=64 block_k=64 unit=mma side=right scale_at=weight zero_at=weight convert_at=register x_at=register split_k=1 sum_at=global warps=4 teams=1 stages=3 maxnreg=0 vector=2 ring=2 overlap=0"
 
 if __name__ == "__main__":
     from w4gen.runtime.check import main

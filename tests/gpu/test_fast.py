@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,13 +22,14 @@ from w4gen.ir.lower import lower
 from w4gen.pipeline import compile, made, twin
 from w4gen.runtime import launch
 from w4gen.runtime.launch import arch_of
+from w4gen.schedule.rules import BUCKETS
 
 HERE = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HERE, reason="needs a CUDA GPU from sm_80 on")]
 F16, BF16 = torch.float16, torch.bfloat16
 FORMATS = ["int4_g128", "int4_g64", "int8_g128", "nf4_g64", "uint4_g128_z"]
-EDGES = [1, 2, 5, 8, 9, 16, 17, 32, 33, 64, 128]
-ROWS = {"gemv_half": 1, "gemv_mma": 8, "gemm": 64}
+EDGES = [1, 2, 5, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256, 257, 512, 513]
+ROWS = {"gemv_half": 1, "gemv_mma": 8, "gemm": 64, "gemm_wgmma": 200}
 """Rows of x with which each template answers for int4_g128."""
 
 
@@ -39,8 +41,8 @@ EDGED += [("int4_g128", 1024, 4096, F16), ("int4_g128", 253, 1532, F16), ("nf4_g
 def compiled() -> None:
     """The kernels that the longest tests ask for, compiled side by side."""
     arch = arch_of(torch.device("cuda")).name
-    asked = [(form, m, n, k, kind, True) for form, n, k, kind in EDGED for m in (1, 2, 9, 17, 33, 65)] + shapes(100)
-    ahead.compile_all([(form, m, n, k, name_of(kind), bias, arch) for form, m, n, k, kind, bias in asked])
+    edged = [(form, m, n, k, kind, True) for form, n, k, kind in EDGED for m, _ in BUCKETS[:-1]]
+    ahead.compile_all([(form, m, n, k, name_of(kind), bias, arch) for form, m, n, k, kind, bias in edged + shapes(100)])
 
 
 def kernel_of(form: str, m: int, n: int, k: int, kind: torch.dtype = F16, bias: bool = False) -> Kernel:
@@ -76,9 +78,14 @@ def test_a_long_k_keeps_the_error(form: str, m: int, name: str) -> None:
 SMALL = ["mxfp4_g32_e8m0", "mxfp8_g32_e8m0", "int4_g32_e8m0", "nvfp4", "fp8_e4m3_tensor", "fp8_e5m2_row"]
 
 
+LOOPED = [("mxfp4_g32_e8m0", 16, 2**16 + 64), ("nvfp4", 16, 2**16), ("mxfp8_g32_e8m0", 16, 2**15 + 64)]
+"""Layers so long that steps are repeated by a loop; some have no last one for every warp."""
+SIZES = [*itertools.product(SMALL, (1024,), (1536,)), *itertools.product(SMALL, (272,), (4096,))]
+SIZES += [*itertools.product(SMALL, (61,), (1000,)), *LOOPED]
+
+
 @pytest.mark.parametrize("kind", [F16, BF16], ids=["f16", "bf16"])
-@pytest.mark.parametrize(("n", "k"), [(1024, 1536), (272, 4096), (61, 1000)], ids=str)
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(("name", "n", "k"), SIZES, ids=str)
 def test_small_floats_and_scales_that_are_codes_give_the_truth(name: str, n: int, k: int, kind: torch.dtype) -> None:
     form, rng = named(name), np.random.default_rng(5)
     parts = oracle.random_parts(rng, oracle.TREES[name], n, k)
@@ -86,6 +93,25 @@ def test_small_floats_and_scales_that_are_codes_give_the_truth(name: str, n: int
     stored = w4gen.Weight.from_parts({each: torch.from_numpy(array).cuda() for each, array in parts.items()}, form)
     it = Case(torch.randn(64, k, device="cuda").to(kind), w4gen.Linear(stored), w, None)
     for m in (1, 2, 8, 9, 16, 32, 64):
+        x = it.x[:m].contiguous()
+        first = it.layer(x)
+        error, most = it.error(first, x), it.limit(m)
+        assert error <= most, f"M={m}: {error:.2e} > {most:.0e}"
+        assert all(torch.equal(it.layer(x), first) for _ in range(40))
+
+
+MANY = [(form, kind) for form in ("int4_g128", "int4_g64", "int4_g32", "uint4_g128_z", "int2_g128") for kind in (F16, BF16)]
+MANY += [("int8_g128", F16)]
+
+
+@pytest.mark.skipif(HERE and torch.cuda.get_device_capability() != (9, 0), reason="wgmma is of sm_90")
+@pytest.mark.parametrize(("n", "k"), [(1024, 4096), (509, 1528), (8192, 2048)], ids=str)
+@pytest.mark.parametrize(("form", "kind"), MANY, ids=str)
+def test_many_rows_give_the_truth_and_the_same_bits(form: str, n: int, k: int, kind: torch.dtype) -> None:
+    """Whole tiles and partial ones, tiles that programs share, scales of x's type and of more bits."""
+    it = case(form, 512, n, k, kind, bias=True)
+    for m in (65, 100, 128, 129, 200, 256, 300, 512):
+        assert kernel_of(form, m, n, k, kind, bias=True).name == "gemm_wgmma"
         x = it.x[:m].contiguous()
         first = it.layer(x)
         error, most = it.error(first, x), it.limit(m)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import ahead
 import cases
@@ -12,6 +13,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
+import triton
 from truth import KINDS, case, name_of
 
 import w4gen
@@ -22,7 +24,7 @@ from w4gen.ir.types import F16, F32
 from w4gen.pipeline import compile
 from w4gen.runtime import launch, ops
 from w4gen.runtime.launch import arch_of
-from w4gen.schedule.rules import bucket
+from w4gen.schedule.rules import BUCKETS, bucket
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 SHAPES = [(256, 1536), (4096, 4096), (37, 331), (1021, 1000), (1, 4096), (64, 28672)]
@@ -263,13 +265,21 @@ def test_no_compile_inside_a_warmed_bucket(monkeypatch: pytest.MonkeyPatch) -> N
         assert it.error(it.layer(it.x[:m]), it.x[:m]) <= it.limit(m)
 
 
-def test_a_sweep_of_m_compiles_once_for_each_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_of_m_compiles_once_for_each_bucket(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """M = 1 … 300 in order, x where it starts, further on, and where no 16 bytes begin; Triton's own compiles are counted."""
     ops.LAUNCHES.clear()
-    it, asked = case("int4_g128", 300, 256, 1536), []
-    monkeypatch.setattr(ops, "compile", lambda problem, arch: asked.append(problem.m) or compile(problem, arch))
-    for m in range(17, 301):
-        assert it.error(it.layer(it.x[:m]), it.x[:m]) <= it.limit(m)
-    assert asked == [(17, 32), (33, 64), (65, 128), (129, 2**31 - 1)]
+    it, asked, built, inner = case("int4_g128", 300, 256, 1536), [], [], triton.compile
+    monkeypatch.setattr(ops, "compile", lambda problem, arch: asked.append(compile(problem, arch)) or asked[-1])
+    monkeypatch.setattr(triton, "compile", lambda *given, **options: built.append(given) or inner(*given, **options))
+    shifted = torch.empty(300 * 1536 + 1, device="cuda", dtype=torch.float16)[1:].view(300, 1536)
+    shifted.copy_(it.x)
+    for m in range(1, 301):
+        y = it.layer(it.x[:m])
+        assert it.error(y, it.x[:m]) <= it.limit(m)
+        assert torch.equal(it.layer(shifted[:m]), y)
+        it.layer(it.x[300 - m :])
+    assert [kernel.problem.m for kernel in asked] == list(BUCKETS)
+    assert len(built) == sum(len(kernel.pieces) for kernel in asked)
 
 
 @pytest.mark.parametrize("m", [2, 40, 200])

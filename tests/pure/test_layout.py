@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from w4gen.errors import FormatError
 from w4gen.formats import named
-from w4gen.ir.groups import beside
+from w4gen.ir.groups import beside, together
 from w4gen.ir.layout import Layout, dense, matrix, pack, planes, rows, unpack
 from w4gen.ir.types import Format
 from w4gen.schedule.arch import ARCHES, M16K16
@@ -208,9 +208,33 @@ def test_the_scales_of_a_lane_are_one_load(n: int, groups: int) -> None:
         assert order.address(n=row, g=group) == 16 * ((block * groups + group) * 16 + inside % 8 * 2 + inside // 8)
 
 
-@given(st.sampled_from(sorted(FRAGMENTS)), st.integers(1, 60), st.integers(1, 600), st.integers(1, 6))
-def test_scales_beside_codes_pack_and_unpack(name: str, n: int, k: int, groups: int) -> None:
-    order = beside(fragment_order(FRAGMENTS[name][0], M16K16, n, k), groups, 16)
+@pytest.mark.parametrize(
+    ("group", "groups", "bits", "held"),
+    [
+        (16, 512, 8, 8),
+        (32, 256, 8, 4),
+        (32, 256, 16, 4),
+        (16, 512, 16, 4),
+        (32, 6, 8, 2),
+        (32, 7, 8, 1),
+        (64, 64, 16, 1),
+        (48, 8, 8, 1),
+    ],
+)
+def test_how_many_groups_lie_together(group: int, groups: int, bits: int, held: int) -> None:
+    """Those of 128 k, in 16 bytes for two rows; whole pieces of a row; groups of 64 k and more are steps of their own."""
+    assert together(group, groups, bits) == held
+    order = beside(fragment_order(named("int4_g32"), M16K16, 32, group * groups), groups, bits, held)
+    lane = [order.address(n=row, g=each) for each in range(held) for row in (3, 11)]
+    assert lane == list(range(lane[0], lane[0] + 2 * held * bits, bits)), "what a lane loads of row 3 and 11"
+
+
+@given(
+    st.sampled_from(sorted(FRAGMENTS)), st.integers(1, 60), st.integers(1, 600), st.integers(1, 6), st.sampled_from([1, 2, 4, 8])
+)
+def test_scales_beside_codes_pack_and_unpack(name: str, n: int, k: int, pieces: int, held: int) -> None:
+    groups = pieces * held
+    order = beside(fragment_order(FRAGMENTS[name][0], M16K16, n, k), groups, 16, held)
     check_one_place_each(order)
     check_packing(order)
     assert order.units == order.size("n") * groups

@@ -14,7 +14,8 @@ from w4gen.codegen import ptx
 from w4gen.errors import TemplateError
 from w4gen.formats import named
 from w4gen.ir.decode import decode, decode_pairs
-from w4gen.ir.types import BF16, F16, DType, Format
+from w4gen.ir.dtype import E4M3, E5M2, E8M0
+from w4gen.ir.types import BF16, F16, F32, DType, Format, decoded
 
 FORMATS = {
     "int4": (named("int4_g128"), oracle.INT4),
@@ -74,6 +75,61 @@ def test_every_small_float_decodes_exactly_but_for_the_power_that_sums_make_up_f
     for code, half in itertools.product(range(count), range(2)):
         expected = table[held >> (16 * half + code * bits) & (2**bits - 1)] * 2.0**-how.power
         assert np.array_equal(interpreter.half_of(found[code], half, kind.name), expected, equal_nan=True), (code, half)
+
+
+SCALES = {
+    "e8m0": (decoded(E8M0), oracle.E8M0),
+    "e4m3": (decoded(E4M3), oracle.small_float(4, 3)),
+    "e5m2": (decoded(E5M2), oracle.small_float(5, 2)),
+    "e3m4": (Format("e3m4", bits=8, minifloat="e3m4"), oracle.small_float(3, 4)),
+    "uint8": (Format("uint8", bits=8), [float(code) for code in range(256)]),
+    "half steps": (Format("halves", bits=8, step=0.5, origin=-3.25), [0.5 * code - 3.25 for code in range(256)]),
+}
+"""Codes of scales, and what they are worth."""
+
+
+@pytest.mark.parametrize("name", [*SCALES, "e4m3 by the machine"])
+def test_every_code_of_a_scale_decodes_exactly_at_each_place_of_a_word(name: str) -> None:
+    """Zeros, subnormals and what is no number included, whatever its neighbours are."""
+    form, values = SCALES[name.partition(" by")[0]]
+    text = ptx.e4m3_scales() if " by" in name else ptx.coded_scales(decode(form, F32, 1))
+    code, other = np.arange(256, dtype=np.uint32)[:, None], np.array([0, 255, 0x5A, 1], np.uint32)[None, :]
+    for place in range(4):
+        word = sum((code if at == place else other) << (8 * at) for at in range(4)).astype(np.uint32).reshape(-1)
+        found = interpreter.run(text, 4, word)
+        for at in range(4):
+            expected = np.array(values)[word >> (8 * at) & 255]
+            assert np.array_equal(interpreter.single(found[at]).astype(np.float64), expected, equal_nan=True), at
+
+
+@pytest.mark.parametrize("kind", [F16, BF16, F32], ids=str)
+def test_scales_of_a_machine_type_come_out_as_they_are(kind: DType) -> None:
+    count = 32 // kind.bits
+    held = words(8) if count == 2 else np.random.default_rng(0).integers(0, 2**32, 1000, dtype=np.uint32)
+    found = interpreter.run(ptx.stored_scales(kind.name), count, held)
+    for half in range(count):
+        expected = interpreter.half_of(held, half, kind.name) if count == 2 else interpreter.single(held)
+        assert np.array_equal(interpreter.single(found[half]), expected.astype(np.float32), equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "wrong"),
+    [
+        ("e8m0", "max.u32 t, t, 0x00400000;", "max.u32 t, t, 0;"),
+        ("e8m0", "fma.rn.f32 $2, $2, 0f00000000, $2;", "mov.b32 $2, t;"),
+        ("e4m3", "setp.eq.u32 p, u, 0x07f00000;", "setp.eq.u32 p, u, 0x07800000;"),
+    ],
+)
+def test_a_wrong_text_of_scales_is_noticed(name: str, line: str, wrong: str) -> None:
+    text, held = ptx.coded_scales(decode(SCALES[name][0], F32, 1)), np.arange(256, dtype=np.uint32) * 0x01010101
+    assert line in text
+    right, other = (interpreter.run(each, 4, held) for each in (text, text.replace(line, wrong)))
+    assert not all(np.array_equal(a, b) for a, b in zip(right, other, strict=True))
+
+
+def test_codes_of_scales_that_are_looked_up_are_refused() -> None:
+    with pytest.raises(TemplateError, match="a scale's code is not decoded by Lookup"):
+        ptx.coded_scales(decode(Format("table", bits=8, codebook=tuple(float(code) for code in range(256))), F32, 1))
 
 
 @pytest.mark.parametrize(("name", "kind"), HELD, ids=str)

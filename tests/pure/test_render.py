@@ -8,9 +8,12 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from w4gen import paths
@@ -28,7 +31,7 @@ from w4gen.ir.types import BF16, F16, F32, Format
 from w4gen.pipeline import made
 from w4gen.schedule.apply import FAST, apply
 from w4gen.schedule.arch import ARCHES, M16K16, SM_80, Arch
-from w4gen.schedule.rules import BUCKETS, pick
+from w4gen.schedule.rules import BUCKETS, bucket, pick
 from w4gen.schedule.schedule import Schedule
 from w4gen.schedule.stored import fragment_order
 
@@ -61,8 +64,12 @@ def asked(**changes: object) -> Problem:
     return Problem(**{"m": (1, 1), "n": 256, "k": 1536, "format": named("int4_g128"), **changes})
 
 
-def template_text(template: str) -> str:
-    return (paths.templates() / f"{template}.py.jinja").read_text()
+def holding(template: str, text: str) -> Path:
+    """The file of a template, or of the steps that it includes, which a text stands in."""
+    own = [paths.templates() / name for name in (f"{template}.py.jinja", "turn.jinja")]
+    found = [path for path in own[: 2 if template == "gemv_mma" else 1] if text in path.read_text()]
+    assert found, f"{text!r} is no longer in the template: change this test with it"
+    return found[0]
 
 
 @pytest.fixture
@@ -70,11 +77,10 @@ def changed(tmp_path: Path):  # type: ignore[no-untyped-def]
     """Write a template (gemv) with one piece of its text replaced, and say where."""
 
     def write(old: str, new: str, template: str = "gemv") -> Path:
-        text = template_text(template)
-        assert old in text, f"{old!r} is no longer in the template: change this test with it"
         for part in paths.templates().glob("*.jinja"):
             shutil.copy(part, tmp_path)
-        (tmp_path / f"{template}.py.jinja").write_text(text.replace(old, new))
+        holder = tmp_path / holding(template, old).name
+        holder.write_text(holder.read_text().replace(old, new))
         return tmp_path
 
     return write
@@ -93,9 +99,24 @@ GEMM = {"m": (17, 32), "n": 250}
 """A question for gemm: one part, or more with the schedule's split_k."""
 ONE = Schedule(template="gemm", block_m=32, block_n=64, block_k=128, unit="mma", side="left", stages=3)
 SPLIT = replace(ONE, split_k=4)
+NESTED = named("int4(origin=-8,group=32,scale=u6(bits=6,group=8))")
 FAST_MMA = Schedule(template="gemv_mma", block_m=8, block_n=16, block_k=128, unit="mma", side="left", stages=3, overlap=1)
 FAST_HALF = Schedule(
     template="gemv_half", block_n=16, block_k=128, unit="halves", split_k=3, sum_at="shared", stages=3, overlap=1
+)
+MANY = Schedule(
+    template="gemm_wgmma",
+    block_m=128,
+    block_n=128,
+    block_k=128,
+    unit="mma",
+    side="left",
+    scale_at="weight",
+    x_at="shared",
+    teams=2,
+    stages=2,
+    ring=6,
+    overlap=1,
 )
 DENSE = {"m": (129, 2**31 - 1), "n": 250, "format": named("uint4_g64_m")}
 QUESTIONS: dict[str, tuple[str, dict[str, object], Schedule | None]] = {
@@ -104,9 +125,15 @@ QUESTIONS: dict[str, tuple[str, dict[str, object], Schedule | None]] = {
     "gemm in parts": ("gemm", GEMM | {"bias": True}, SPLIT),
     "dequant": ("dequant", DENSE, None),
     "mma": ("gemv_mma", {"m": (2, 8), "bias": True}, FAST_MMA),
-    "mma, scales apart": ("gemv_mma", {"m": (2, 8), "format": named("nvfp4")}, FAST_MMA),
+    "mma, scales apart": (
+        "gemv_mma",
+        {"m": (2, 8), "format": named("int4(origin=-8,group=32,scale=u6(bits=6,group=8))")},
+        FAST_MMA,
+    ),
     "half": ("gemv_half", {"bias": True}, FAST_HALF),
     "half, no cluster": ("gemv_half", {}, replace(FAST_HALF, split_k=1, sum_at="global")),
+    "many": ("gemm_wgmma", {"m": (65, 128), "bias": True}, MANY),
+    "many in parts": ("gemm_wgmma", {"m": (65, 128), "bias": True}, replace(MANY, split_k=2)),
 }
 CALLS = {
     ("gemv", '{{ load("x") }}'): "x.tile",
@@ -129,7 +156,6 @@ CALLS = {
     ("gemm in parts", "{{ dot() }}"): "part",
     ("gemm in parts", '{{ reduce("parts" if has("parts") else "acc") }}'): "parts",
     ("gemm in parts", "{{ store() }}"): "parts",
-    ("gemm in parts", "{{ finish() }}"): "acc",
     ("dequant", '{{ load("w") }}'): "codes.view",
     ("dequant", '{{ load("scale") }}'): "scale.tile",
     ("dequant", '{{ decode("w") }}'): "w.value",
@@ -149,10 +175,21 @@ CALLS = {
     ("half", "{{ store() }}"): "bias.tile",
     ("half, no cluster", '{{ reduce("acc") }}'): "acc",
     ("half, no cluster", "{{ store() }}"): "y",
+    ("many", '{{ load("x") }}'): "x.tile",
+    ("many", "{{ dot() }}"): "part",
+    ("many", '{{ reduce("parts" if has("parts") else "acc") }}'): "acc",
+    ("many", "{{ store() }}"): "bias.tile",
+    ("many in parts", '{{ reduce("parts" if has("parts") else "acc") }}'): "parts",
 }
 SHARED_CALLS = {'{{ load("w") }}': "codes.view", '{{ load("scale") }}': "scale.view", '{{ decode("w") }}': "w.value"}
-"""Calls that both fast templates make in what they include."""
-PARTS = ("fragments.jinja", "scales.jinja")
+"""Calls that the fast templates make in what they include."""
+INCLUDED = [(call, node, each) for call, node in SHARED_CALLS.items() for each in ("mma", "mma, scales apart", "half", "many")]
+INCLUDED += [
+    ('{{ scale("w") }}', "w", "many"),
+    ("{{ finish() }}", "acc", "gemm in parts"),
+    ("{{ finish() }}", "acc", "many in parts"),
+]
+PARTS = ("fragments.jinja", "scales.jinja", "left.jinja", "parts.jinja")
 
 
 def calls() -> list[object]:
@@ -175,15 +212,16 @@ def test_a_dropped_call_is_an_error_that_names_the_node(question: str, call: str
 @pytest.mark.parametrize(("question", "call"), calls())
 def test_a_repeated_call_is_an_error_that_names_the_node(question: str, call: str, changed) -> None:  # type: ignore[no-untyped-def]
     template, problem, schedule = QUESTIONS[question]
-    line = next(line for line in template_text(template).splitlines() if line.strip() == call)
+    line = next(line for line in holding(template, call).read_text().splitlines() if line.strip() == call)
     with pytest.raises(TemplateError, match=rf"{template}\.py\.jinja prints .* 2 times, not 1"):
         rendered(asked(**problem), schedule, changed(f"{line}\n", f"{line}\n{line}\n", template))
 
 
-@pytest.mark.parametrize("question", ["mma", "mma, scales apart", "half"])
-@pytest.mark.parametrize("call", SHARED_CALLS)
+@pytest.mark.parametrize(("call", "node", "question"), INCLUDED)
 @pytest.mark.parametrize("times", [0, 2])
-def test_a_dropped_or_repeated_call_of_an_included_part_is_an_error(times: int, call: str, question: str, tmp_path: Path) -> None:
+def test_a_dropped_or_repeated_call_of_an_included_part_is_an_error(
+    times: int, call: str, node: str, question: str, tmp_path: Path
+) -> None:
     template, problem, schedule = QUESTIONS[question]
     for part in paths.templates().glob("*.jinja"):
         shutil.copy(part, tmp_path)
@@ -195,7 +233,7 @@ def test_a_dropped_or_repeated_call_of_an_included_part_is_an_error(times: int, 
     assert any(call in (paths.templates() / part).read_text() for part in PARTS), (
         f"{call!r} is in none of {PARTS}: change this test"
     )
-    with pytest.raises(TemplateError, match=rf"{template}\.py\.jinja prints {SHARED_CALLS[call]} .* {times} times, not 1"):
+    with pytest.raises(TemplateError, match=rf"{template}\.py\.jinja prints {node} .* {times} times, not 1"):
         rendered(asked(**problem), schedule, tmp_path)
 
 
@@ -237,7 +275,9 @@ def test_a_template_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_schedule_without_a_printer_is_an_error() -> None:
-    with pytest.raises(TemplateError, match="no printer for a template gemw: there are gemv, gemm, dequant, gemv_mma, gemv_half"):
+    with pytest.raises(
+        TemplateError, match="no printer for a template gemw: there are gemv, gemm, dequant, gemv_mma, gemv_half, gemm_wgmma"
+    ):
         rendered(asked(), template="gemw")
 
 
@@ -329,8 +369,7 @@ def test_fast_templates_refuse_steps_that_run_over_the_end(schedule: Schedule) -
 def test_sums_make_up_for_the_power_that_decoding_left_out(name: str, power: int) -> None:
     """No rule gives these kernels; a schedule of one's own may. Chains of halves cannot make up for it, and are refused."""
     source = rendered(asked(m=(2, 8), format=named(name)), FAST_MMA).source
-    made = re.search(r"\ba, b = a \* 2\.0\*\*(\d+), b \* 2\.0\*\*(\d+)", source)
-    assert (made.groups() if made else ()) == ((str(power),) * 2 if power else ())
+    assert re.findall(r"\btotal \*= 2\.0\*\*(\d+)", source) == ([str(power)] if power else [])
     assert "scaled = (part[0] * a, part[1] * a, part[2] * b, part[3] * b)" in source
     with pytest.raises(TemplateError, match="take gemv_mma"):
         rendered(asked(m=(1, 1), format=named(name)), FAST_HALF)
@@ -487,11 +526,32 @@ HALF_CHANGES = {
     "stages": ({}, {"stages": 1, "split_k": 1, "sum_at": "global"}),
 }
 
+MANY_CHANGES: dict[str, tuple[dict[str, object], dict[str, object]]] = {
+    "n": ({"n": 384}, {}),
+    "k": ({"k": 2048}, {}),
+    "m": ({"m": (66, 128)}, {}),
+    "bits": ({"format": named("int2_g128")}, {}),
+    "group": ({"format": named("int4_g64")}, {}),
+    "zeros": ({"format": named("uint4_g128_z")}, {}),
+    "x": ({"x": BF16, "y": BF16}, {}),
+    "scale type": ({"x": BF16, "y": BF16, "format": replace(named("int4_g128"), scale=BF16)}, {}),
+    "bias": ({"bias": True}, {}),
+    "block_m": ({}, {"block_m": 64}),
+    "block_n": ({}, {"block_n": 64, "teams": 1}),
+    "block_k": ({}, {"block_k": 64}),
+    "split_k": ({}, {"split_k": 1}),
+    "stages": ({}, {"stages": 1}),
+    "ring": ({}, {"ring": 4}),
+    "maxnreg": ({}, {"maxnreg": 80}),
+    "overlap": ({}, {"overlap": 0}),
+}
+
 
 NOT_IN_BODY = {"gemv": {"warps", "stages", "scale type", "padded rows"}}
 NOT_IN_BODY["gemm"] = {"m", "stages", "maxnreg", "scale type", "warps"}
 NOT_IN_BODY["dequant"] = {"m", "bias", "warps", "scale type"}
 NOT_IN_BODY["gemv_mma"] = NOT_IN_BODY["gemv_half"] = {"maxnreg", "scale type"}
+NOT_IN_BODY["gemm_wgmma"] = {"m"}
 """Facts of the launch (the types of pointers are Triton's to find out), or of rows that are never read."""
 
 
@@ -510,6 +570,7 @@ def every_kernel(template: str) -> dict[str, Kernel]:
         "gemm": ((17, 32), SPLIT, GEMM_CHANGES),
         "gemv_mma": ((2, 8), FAST_MMA, MMA_CHANGES),
         "gemv_half": ((1, 1), FAST_HALF, HALF_CHANGES),
+        "gemm_wgmma": ((65, 128), replace(MANY, split_k=2), MANY_CHANGES),
         "dequant": ((129, 2**31 - 1), pick(lower(asked(m=(129, 2**31 - 1))), PORTABLE), DENSE_CHANGES),
     }[template]
     changed = {what: rendered(asked(**{"m": m, **p}), replace(base, **s)) for what, (p, s) in changes.items()}
@@ -683,7 +744,7 @@ def test_rendered_text_is_python_without_holes(m: tuple[int, int], name: str, x:
 def test_no_sum_is_carried_through_a_dot_with_w_on_the_left(target: str, name: str, x: object) -> None:
     """The hazard of docs/kernels.md: the next decoding would overwrite registers that an instruction still reads."""
     arch = replace(ARCHES[target], features=ARCHES[target].features - {"gluon"})
-    for m, (n, k) in itertools.product(BUCKETS[:-1], [(256, 1536), (47, 2100), (28672, 8192)]):
+    for m, (n, k) in itertools.product([each for each in BUCKETS if each[1] <= 128], [(256, 1536), (47, 2100), (28672, 8192)]):
         kernel = rendered(asked(m=m, n=n, k=k, format=named(name), x=x, y=x), arch=arch)
         assert kernel.name == "gemm"
         tree = ast.parse(kernel.source)
@@ -728,8 +789,9 @@ PIECES = {
     ("dequant", (129, 2**31 - 1)): [("dequant", (("k", 512), ("n", 4)))],
     ("gemv_mma", (2, 8)): [("gemv_mma", (("n", 16), ("m", 8)))],
     ("gemv_half", (1, 1)): [("gemv_half", (("n", 16),))],
+    ("gemm_wgmma", (65, 128)): [("gemm_wgmma", (("m", 64), ("n", 128), ("part", 1))), ("add_parts", (("y", 1024),))],
 }
-HOME = {"gemv": PORTABLE, "gemm": PLAIN, "dequant": PORTABLE, "gemv_mma": SM_90, "gemv_half": SM_90}
+HOME = {"gemv": PORTABLE, "gemm": PLAIN, "dequant": PORTABLE, "gemv_mma": SM_90, "gemv_half": SM_90, "gemm_wgmma": SM_90}
 
 
 @pytest.mark.parametrize(("template", "m"), PIECES, ids=str)
@@ -745,6 +807,7 @@ def test_a_kernel_says_its_functions_and_their_grids(template: str, m: tuple[int
             "dequant": [{"dense", "codes", "scale"}],
             "gemv_mma": [{"y", "x", "codes", "scale", "bias", "m_count"}],
             "gemv_half": [{"y", "x", "codes", "scale", "bias", "m_count"}],
+            "gemm_wgmma": [{"parts", "x", "codes", "scale", "m_count"}, {"y", "parts", "bias", "m_count"}],
         }[template]
     )
 
@@ -815,3 +878,116 @@ def test_no_test_of_this_folder_imports_torch() -> None:
 
 def test_ruff_is_there_for_the_goldens() -> None:
     assert shutil.which("ruff") or (Path(sys.executable).parent / "ruff").exists()
+
+
+@pytest.mark.parametrize(
+    ("problem", "changes", "message"),
+    [
+        ({"format": named("nf4_g64")}, {}, "gemm_wgmma multiplies pairs of weights by pairs of scales in f16"),
+        ({"format": named("e2m1_g64")}, {}, "gemm_wgmma multiplies pairs of weights by pairs of scales in f16"),
+        ({"format": replace(named("int4_g128"), scale=F32)}, {}, "which do not hold those of"),
+        ({}, {"warps": 8}, "gemm_wgmma has teams of 4 warps for 64 outputs, not warps=8 teams=2 block_n=128"),
+        ({}, {"teams": 1}, "gemm_wgmma has teams of 4 warps for 64 outputs, not warps=4 teams=1 block_n=128"),
+        ({}, {"x_at": "register"}, "gemm_wgmma keeps x in shared memory: take x_at=shared"),
+        ({"format": named("uint4_g64_z")}, {}, "gemm_wgmma takes one zero in a step of 128 k, not for 64: take a shorter step"),
+        ({"format": named("int4_g128"), "k": 1500}, {"block_k": 64}, ""),
+        ({"format": replace(named("int4_g128"), group=192)}, {}, "group 192 and block_k=128: take a block_k that divides it"),
+    ],
+    ids=str,
+)
+def test_what_many_rows_on_wgmma_refuses(problem: dict[str, object], changes: dict[str, object], message: str) -> None:
+    question = asked(**({"m": (65, 128)} | problem))
+    if not message:
+        assert rendered(question, MANY, **changes).name == "gemm_wgmma"
+        return
+    with pytest.raises(TemplateError, match=re.escape(message)):
+        rendered(question, MANY, **changes)
+
+
+SHARES = [
+    ("int4_g128", 1536, (128,), "gemv_half"),
+    ("int4_g128", 1536, (64, 128), "gemv_mma"),
+    ("int4_row_f32", 1536, (128,), "gemv_mma"),
+    ("int4_g32", 1536, (64, 128), "gemv_mma"),
+    ("int4_g16_bf16", 1536, (64, 128), "gemv_mma"),
+    ("int4_g32_f32", 1600, (64,), "gemv_mma"),
+    ("mxfp4", 1536, (64, 128), "gemv_mma"),
+    ("mxfp4", 1600, (64,), "gemv_mma"),
+    ("nvfp4", 1536, (64, 128), "gemv_mma"),
+    ("nvfp4", 1600, (64,), "gemv_mma"),
+    ("mxfp8", 1536, (64, 128), "gemv_mma"),
+    ("int2_g16_e4m3", 1536, (128,), "gemv_mma"),
+]
+"""Formats whose scales a lane loads as words, at each length of a step."""
+
+
+@pytest.mark.parametrize(("name", "k", "block_k", "template"), [(n, k, b, t) for n, k, bs, t in SHARES for b in bs], ids=str)
+def test_a_lane_loads_the_scales_of_its_own_outputs(name: str, k: int, block_k: int, template: str) -> None:
+    """The printed addresses, worked out in NumPy, against the layout by which scales are packed."""
+    form, n = named(name), 64
+    schedule = FAST_MMA if template == "gemv_mma" else FAST_HALF
+    kernel = rendered(
+        asked(m=(2, 8) if template == "gemv_mma" else (1, 1), n=n, k=k, format=form), replace(schedule, block_k=block_k, warps=2)
+    )
+    layout = kernel.program.op("scale.view").layout
+    body = re.search(r"def scales_at\(.*?\"\"\"\n(.*?)\n    return scales", kernel.source, re.DOTALL)[1]
+    text = textwrap.dedent(body).replace("scale_ptr.to(gl.pointer_type(gl.int32))", "0")
+    sizes = {m[1]: int(m[2]) for m in re.finditer(r"^(\w+) = gl\.constexpr\((\d+)\)", kernel.source, re.MULTILINE)}
+    groups, unit = sizes.get("GROUPS", 1), 32 // layout.bits
+    own = form.group_in(k)
+    gl = SimpleNamespace(arange=lambda low, high, _: np.arange(low, high), SliceLayout=lambda *_: None)
+    seen = set()
+    for first, lane, worker, turn in itertools.product(range(n // 16), range(32), range(sizes["WORKERS"]), range(sizes["STEPS"])):
+        step = turn * sizes["WORKERS"] + worker
+        if step * block_k >= k:
+            continue
+        for part in range(groups // sizes["NEAR"]):
+            given = sizes | {"first": first, "lane": lane, "worker": worker, "turn": turn, "part": part, "gl": gl, "SCALES": None}
+            exec(text, given | {"each_of": lambda value, _: np.array(value).reshape(1, 1)}, given)
+            places = (np.asarray(given["scales"]).reshape(-1, 1) * unit + np.arange(unit)).reshape(-1) * layout.bits
+            for at, place in enumerate(places):
+                group = (step * block_k + (part * sizes["NEAR"] + at // 2) * block_k // groups) // own
+                row = first * 16 + lane // 4 + at % 2 * 8
+                assert place == layout.address(n=row, g=group), (first, lane, worker, turn, part, at)
+                seen.add(place)
+    assert len(seen) == n * -(-k // own), "every scale is read"
+
+
+LONG = [
+    ("nvfp4", 8, 28672, 8192), ("mxfp4", 16, 28672, 8192), ("mxfp8", 8, 8192, 28672), ("int4_g32", 32, 28672, 8192),
+    ("e2m1_g64", 8, 28672, 8192), ("nf4_g64", 16, 28672, 8192), ("uint4_g128_z", 16, 28672, 8192), ("int4_row", 8, 2**17, 64),
+    ("int4_g256_f32", 8, 2**17, 64),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "m", "k", "n"), LONG, ids=str)
+def test_a_loop_comes_round_to_where_the_text_of_its_steps_is(name: str, m: int, k: int, n: int) -> None:
+    """A turn of it moves codes, scales, zeros and x by whole pieces; what may be missing, at the end, is asked for behind it."""
+    problem = Problem(m=bucket(m), n=n, k=k, format=named(name))
+    kernel = made(lower(problem), pick(lower(problem), ARCHES["sm_90"]), ARCHES["sm_90"])
+    at = {each[1]: int(each[2]) for each in re.finditer(r"(?m)^(\w+) = gl\.constexpr\((\d+)\)", kernel.source)}
+    assert kernel.name == "gemv_mma"
+    assert at["LAPS"] > 1
+    assert at["LAP"] * at["PIECES"] % at["RING"] == 0, "the ring is where it was"
+    ahead = max(at["AHEAD"], -(-(at["RING"] - 1) // at["PIECES"]))
+    assert at["LAPS"] * at["LAP"] + ahead < at["STEPS"], "the last step is not asked for in the loop"
+    step = at["LAP"] * at["WORKERS"] * at["BLOCK_K"]
+    assert at["LAP_K"] == step
+    codes = kernel.program.tile("codes.stored").layout
+    for first in range(0, k - step, step):
+        for row in (0, n - 1):
+            moved = codes.address(n=row, k=first + step) - codes.address(n=row, k=first)
+            assert moved == at["LAP_WORDS"] * 32
+            for leaf in ("scale", "zero") if "zero" in kernel.program.graph else ("scale",):
+                layout, group = kernel.program.op(f"{leaf}.view").layout, problem.format.group_in(k)
+                moved = layout.address(n=row, g=(first + step) // group) - layout.address(n=row, g=first // group)
+                assert moved == at[f"LAP_{leaf.upper()}S"] * layout.bits
+
+
+SHORT = [("int4_g128", 8, 28672, 8192), ("nf4_g64", 8, 28672, 8192), ("nvfp4", 1, 8192, 28672)]
+
+
+@pytest.mark.parametrize(("name", "m", "k", "n"), SHORT, ids=str)
+def test_steps_that_the_instruction_cache_holds_stand_one_after_another(name: str, m: int, k: int, n: int) -> None:
+    problem = Problem(m=bucket(m), n=n, k=k, format=named(name), x=BF16, y=BF16)
+    assert "LAPS" not in made(lower(problem), pick(lower(problem), ARCHES["sm_90"]), ARCHES["sm_90"]).source

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from w4gen.api import problem_of
 from w4gen.errors import ArchError, ScheduleError, ShapeError
 from w4gen.formats import named
 from w4gen.ir.layout import Layout, rows
@@ -18,6 +20,7 @@ from w4gen.ir.program import Builder, rewrite
 from w4gen.ir.tile import Space
 from w4gen.ir.types import BF16, F16, F32, DType, Format
 from w4gen.ir.verify import verify
+from w4gen.pipeline import made
 from w4gen.schedule.apply import FAST, apply
 from w4gen.schedule.arch import ARCHES, M16K16, SM_80, arch, for_capability
 from w4gen.schedule.cost import bytes_moved, floor_us
@@ -138,7 +141,8 @@ def test_relatives_have_a_target_of_their_own() -> None:
     [
         *((1, (1, 1)), (2, (2, 8)), (8, (2, 8)), (9, (9, 16)), (16, (9, 16)), (17, (17, 32)), (32, (17, 32)), (33, (33, 64))),
         (64, (33, 64)),
-        *((65, (65, 128)), (128, (65, 128)), (129, (129, 2**31 - 1)), (4096, (129, 2**31 - 1)), (2**20, (129, 2**31 - 1))),
+        *((65, (65, 128)), (128, (65, 128)), (129, (129, 256)), (256, (129, 256)), (257, (257, 512)), (512, (257, 512))),
+        *((513, (513, 2048)), (2048, (513, 2048)), (2049, (2049, 2**31 - 1)), (2**20, (2049, 2**31 - 1))),
         (2**31, (2**31, 2**31)),
     ],
 )
@@ -174,7 +178,7 @@ def test_what_the_rules_pick_is_legal(shape: tuple[int, int, int], name: str, ta
     for x in (F16, BF16):
         program = lower(Problem(m=bucket(m), n=n, k=k, format=OWN.get(name) or named(name), x=x, y=x))
         schedule = pick(program, ARCHES[target])
-        verify(apply(program, schedule, ARCHES[target]), ARCHES[target], schedule.warps)
+        verify(apply(program, schedule, ARCHES[target]), ARCHES[target], schedule.warps * schedule.teams)
 
 
 @pytest.mark.parametrize("target", ["portable", "sm_90"])
@@ -190,7 +194,7 @@ def test_what_the_rules_pick_for_blocks_is_legal_with_scales_of_any_type(name: s
             layout = fragment_order(form, M16K16, n, k)
             program = lower(Problem(m=m, n=n, k=k, format=form, layout=layout, x=x, y=x))
             schedule = pick(program, ARCHES[target])
-            verify(apply(program, schedule, ARCHES[target]), ARCHES[target], schedule.warps)
+            verify(apply(program, schedule, ARCHES[target]), ARCHES[target], schedule.warps * schedule.teams)
 
 
 WHOLE = {"n": 64, "k": 1024}
@@ -272,6 +276,15 @@ def test_gemm_takes_over_where_every_program_would_read_too_much_of_x(m: tuple[i
     assert pick(lower(Problem(m=m, n=n, k=k, format=named("int4_g128"))), ARCHES["sm_90"]).template == template
 
 
+@pytest.mark.parametrize("m", [m for m in BUCKETS if m[1] <= 32], ids=str)
+@pytest.mark.parametrize(("k", "n"), [(1536, 256), (4096, 4096), (8192, 28672), (28672, 8192), (11008, 4096)])
+@pytest.mark.parametrize("name", ["int4_g32", "int4_g16", "mxfp4", "nvfp4", "mxfp8"])
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_120"])
+def test_few_rows_of_small_groups_are_not_for_gemm(target: str, name: str, k: int, n: int, m: tuple[int, int]) -> None:
+    """It scales them weight by weight, at several times the operations: no size of x is worth that."""
+    assert pick(lower(Problem(m=m, n=n, k=k, format=named(name))), ARCHES[target]).template == "gemv_mma"
+
+
 @pytest.mark.parametrize("target", ["sm_75", "gfx942", "portable"])
 @pytest.mark.parametrize("m", BUCKETS, ids=str)
 @pytest.mark.parametrize("name", ["int4_g128", "nf4_g64"])
@@ -292,7 +305,7 @@ def test_programs_of_a_gemm_share_whole_steps(target: str, k: int, n: int, name:
     steps = -(-k // chosen.block_k)
     assert chosen.template == "gemm"
     assert steps % chosen.split_k == 0
-    assert chosen.block_n % (16 * chosen.warps) == 0
+    assert chosen.block_n % (16 * chosen.warps * chosen.teams) == 0
     assert chosen.block_m in (16, 32, 64, 128)
 
 
@@ -443,7 +456,7 @@ def test_a_layout_that_does_not_hold_the_weight_is_refused(packed: tuple[int, in
 def test_verify_names_the_limit(schedule: dict, arch: object, message: str) -> None:
     chosen = Schedule(template="gemv", **{"scale_at": "weight", **schedule})
     with pytest.raises(ScheduleError) as caught:
-        verify(scheduled(chosen), arch, chosen.warps)
+        verify(scheduled(chosen), arch, chosen.warps * chosen.teams)
     assert message in str(caught.value)
 
 
@@ -551,3 +564,42 @@ def test_a_problem_with_an_epilogue_reads_back(options: dict[str, object], text:
 def test_an_epilogue_that_is_none_is_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ShapeError, match=message):
         Problem(**{"m": (1, 8), "n": 64, "k": 256, "format": named("int4_g128"), **options})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"template": "gemv_mma"}, "scale_at=weight: gemv_mma scales the other"),
+        ({"template": "gemm_wgmma", "scale_at": "accumulator"}, "scale_at=accumulator: gemm_wgmma scales the other"),
+        (
+            {"template": "gemv", "side": "right"},
+            "x_at=shared with side=right: x waits in shared memory where w is the left operand",
+        ),
+    ],
+    ids=str,
+)
+def test_choices_that_contradict_a_template_are_refused(changes: dict[str, object], message: str) -> None:
+    chosen = Schedule(template="gemm_wgmma", block_m=64, block_n=128, unit="mma", side="left", scale_at="weight", x_at="shared")
+    problem = replace(problem_of(m=64, n=256, k=512, format="int4_g128"), m=(33, 64))
+    with pytest.raises(ScheduleError, match=re.escape(message)):
+        apply(lower(problem), replace(chosen, **changes), ARCHES["sm_90"])
+
+
+@pytest.mark.parametrize("form", ["int4_g128", "uint4_g128_z", "int2_g128", "int8_g128"])
+def test_many_rows_take_wgmma_where_it_is(form: str) -> None:
+    """From 65 rows to 2048, where a tile of outputs is whole; on other archs, and beyond, what was there before."""
+    for m in BUCKETS:
+        problem = replace(problem_of(m=m[0], n=4096, k=4096, format=form), m=m)
+        chosen = pick(lower(problem), ARCHES["sm_90"])
+        assert (chosen.template == "gemm_wgmma") == (64 < m[0] <= 2048), m
+        assert pick(lower(problem), SM_80).template != "gemm_wgmma"
+        assert pick(lower(problem), replace(ARCHES["sm_90"], features=frozenset({"wgmma"}))).template != "gemm_wgmma"
+        if chosen.template == "gemm_wgmma":
+            made(lower(problem), chosen, ARCHES["sm_90"])
+            assert chosen.split_k == 1 or -(-m[1] // chosen.block_m) * 32 * chosen.split_k <= 2 * 132
+
+
+@pytest.mark.parametrize("form", ["nf4_g64", "e2m1_g64", "mxfp4", "nvfp4", "uint4_g32_m", "int3_g128"])
+def test_many_rows_of_other_formats_do_not(form: str) -> None:
+    problem = replace(problem_of(m=129, n=4096, k=4096, format=form), m=(129, 256))
+    assert pick(lower(problem), ARCHES["sm_90"]).template == "dequant"

@@ -33,14 +33,15 @@ def run(
             raise ScheduleError(f"{each} does not run")
         return us[each] * (1 + noise * chance.uniform(-1, 1))
 
-    return search(us, time, right, seconds, clock)
+    return search(list(us), time, right, seconds, clock)
 
 
 def test_the_fastest_wins_and_ties_go_to_the_lowest_id() -> None:
-    assert run({0: 5.0, 1: 3.0, 2: 4.0}) == Found(1, 3.0, 3)
-    assert run({0: 5.0, 1: 3.02, 2: 3.0, 3: 3.01}).winner == 1
-    assert run({0: 5.0, 1: 3.04, 2: 3.0}).winner == 2
-    assert order({3: 1.0, 1: 1.005, 2: 1.02}) == [1, 3, 2]
+    assert run({0: 5.0, 1: 3.0, 2: 4.0}) == Found(1, 3.0, 3, first_us=5.0)
+    assert run({0: 5.0, 1: 3.08, 2: 3.0, 3: 3.01}).winner == 1
+    assert run({0: 5.0, 1: 3.1, 2: 3.0}).winner == 2
+    assert run({0: 3.08, 1: 3.0}).winner == 0, "the rules' choice stays unless another is faster by more than noise"
+    assert order({3: 1.0, 1: 1.02, 2: 1.06}) == [1, 3, 2]
 
 
 def test_two_noisy_searches_agree_on_candidates_that_are_alike() -> None:
@@ -73,13 +74,35 @@ def test_a_winner_whose_check_fails_gives_way_too() -> None:
 
 
 def test_the_seconds_end_a_search_but_never_before_one_was_timed() -> None:
-    times = {each: 100.0 - each for each in range(50)}
+    times = {each: 100.0 * 0.9**each for each in range(50)}
     assert run(times, seconds=0).trials == 1
     assert run(times, seconds=0).winner == 0
     found = run(times, seconds=20)
     assert found.trials == 14, "seven tenths of the time are for new ones"
     assert found.winner == 13
     assert run({0: float("nan"), 1: 1.0}, seconds=0).winner == 1
+
+
+def test_near_the_floor_a_search_ends() -> None:
+    us = {0: 5.0, 1: 3.1, 2: 2.0}
+    assert [search(list(us), us.__getitem__, bool_of, 1e9, Clock(), floor_us=floor).trials for floor in (1.0, 3.0, 4.9)] == [
+        3,
+        2,
+        1,
+    ]
+
+
+def test_a_search_ends_where_no_candidate_left_can_win_by_a_model_that_trials_set_right() -> None:
+    """The model says a third of what is measured: the factor is no reason to end, the differences are."""
+    us, predicted = {0: 9.0, 1: 8.4, 2: 9.5, 3: 2.0, 4: 1.0}, [3.0, 2.9, 3.2, 3.5, 5.0]
+    found = search(list(us), us.__getitem__, bool_of, 1e9, Clock(), predicted)
+    assert (found.winner, found.trials) == (4, 5), "after one of 2 us at a predicted 3.5, one at 5 may take 1"
+    found = search(list(us), (us | {3: 9.1}).__getitem__, bool_of, 1e9, Clock(), predicted)
+    assert (found.winner, found.trials) == (1, 4), "5 times the least ratio, 2.6, times the doubt is more than 8.4"
+
+
+def bool_of(each: int) -> bool:
+    return True
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, MemoryError])

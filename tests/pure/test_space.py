@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from w4gen.schedule.arch import ARCHES
 from w4gen.schedule.cost import Prediction, predicted, residents
 from w4gen.schedule.rules import pick
 from w4gen.schedule.schedule import Schedule
-from w4gen.schedule.space import candidates, space
+from w4gen.schedule.space import ALIKE, candidates, shortlist, space
 from w4gen.schedule.stored import layout_for
 
 H200 = ARCHES["sm_90"]
@@ -53,6 +54,20 @@ def test_candidates_are_many_legal_ones_in_order_and_hold_what_the_rules_pick(fo
     layout = layout_for(problem.format, target, 1024, 2048)
     if layout.row_units() is None:
         assert all(each.block_n % layout.block["n"] == each.block_k % layout.block["k"] == 0 for each in space(program, target))
+
+
+def test_the_shortlist_begins_with_the_rules_choice_and_its_neighbours() -> None:
+    program = lower(problem_of(m=16, n=4096, k=4096))
+    first, *others = shortlist(program, H200, 16)
+    assert first.schedule == pick(program, H200)
+    assert not any(each.refused for each in others)
+    assert {first.schedule, *(each.schedule for each in others)} == {
+        each.schedule for each in candidates(program, H200, 16) if not each.refused
+    }
+    assert all(a.us <= b.us * (1 + 2 * ALIKE) for a, b in itertools.pairwise(others))
+    own = set(str(first.schedule).split())
+    alike = [len(set(str(each.schedule).split()) - own) for each in others if each.us == others[0].us]
+    assert alike == sorted(alike)
 
 
 @pytest.mark.parametrize(("m", "arch"), [(1, "sm_90"), (8, "sm_90"), (64, "sm_90"), (1, "portable"), (512, "gfx942")])
@@ -105,7 +120,8 @@ def measured() -> list[tuple[float, float]]:
     """(measured, predicted) microseconds of every committed row."""
     found = []
     for path in sorted(RESULTS.glob("*-h200.json")):
-        for row in json.loads(path.read_text())["rows"]:
+        rows = json.loads(path.read_text()).get("rows", [])
+        for row in (each for each in rows if "cublas_us" in each):  # others are of other measurements
             dtype = {"f16": "float16", "bf16": "bfloat16"}[row["dtype"]]
             asked = {"m": row["m"], "n": row["n"], "k": row["k"], "format": row["format"], "dtype_name": dtype}
             asked["gradient"] = row.get("gradient", False)

@@ -50,23 +50,47 @@ def test_programs_of_trees_give_the_truth(name: str, n: int, k: int, m: tuple[in
     program, truth = lower(problem), oracle.linear(x, w)
     data = parts | tables | {"x": x}
     schedule = pick(program, PORTABLE)
-    scheduled = verify(apply(program, schedule, PORTABLE), PORTABLE, schedule.warps)
+    scheduled = verify(apply(program, schedule, PORTABLE), PORTABLE, schedule.warps * schedule.teams)
     half, least = oracle.HALF_UNIT["f16"], oracle.typical(x, w)
     assert oracle.error(interpret(program, data), truth, least) <= 1.01 * half
     assert oracle.error(interpret(scheduled, data), truth, least) <= 2.01 * half
 
 
-@pytest.mark.parametrize("name", ["nf4_dq", "nvfp4", "q4_k"])
-def test_a_tree_under_fragments_gives_the_truth(name: str) -> None:
+def above(minifloat: str, group: int) -> str:
+    """int4 under 8-bit scales, which are under f32 ones."""
+    return f"tree(bits=4,origin=-8,group=32,scale=codes(bits=8,minifloat={minifloat},group={group},scale=f32))"
+
+
+E4M3 = oracle.small_float(4, 3)
+ABOVE = {
+    above("e4m3", -1): {"values": E4M3, "group": "row", "scale": "f32"},
+    above("e4m3", 2): {"values": E4M3, "group": 2, "scale": "f32"},
+    above("e7m0", -1): {"values": oracle.small_float(7, 0), "group": "row", "scale": "f32"},
+}
+UNDER = oracle.TREES | {name: {"values": oracle.INT4, "group": 32, "scale": scale} for name, scale in ABOVE.items()}
+
+
+@pytest.mark.parametrize(("name", "hoisted"), [("nvfp4", True), ("mxfp4_g32_e8m0", False), *zip(ABOVE, (True, False, False))])
+def test_a_scale_for_all_k_leaves_the_loop(name: str, hoisted: bool) -> None:
+    """Unless sums of what it scales could overflow."""
+    program = lower(Problem(m=(2, 8), n=64, k=192, format=named(name)))
+    schedule = pick(program, ARCHES["sm_90"])
+    assert schedule.template == "gemv_mma"
+    assert ("rescaled" in apply(program, schedule, ARCHES["sm_90"]).graph) == hoisted
+
+
+@pytest.mark.parametrize("target", ["portable", "sm_80", "sm_90"])
+@pytest.mark.parametrize("name", ["nf4_dq", "nvfp4", "q4_k", "mxfp4_g32_e8m0", *ABOVE])
+def test_a_tree_under_fragments_gives_the_truth(name: str, target: str) -> None:
     """Rows and columns of padding, of which scales that run over rows have none."""
     form, rng, n, k = named(name), np.random.default_rng(2), 21, 192
-    parts = oracle.random_parts(rng, oracle.TREES[name], n, k)
+    parts = oracle.random_parts(rng, UNDER[name], n, k)
     x = rng.standard_normal((3, k)).astype(np.float16)
     data = parts | {name: np.array(table, np.float32) for name, table in form.tables().items()} | {"x": x}
     problem = Problem(m=(2, 3), n=n, k=k, format=form, layout=fragment_order(form, M16K16, n, k))
     program = lower(problem)
-    y = interpret(apply(program, pick(program, PORTABLE), PORTABLE), data)
-    w = oracle.weight(parts, oracle.TREES[name])
+    y = interpret(apply(program, pick(program, ARCHES[target]), ARCHES[target]), data)
+    w = oracle.weight(parts, UNDER[name])
     assert oracle.error(y, oracle.linear(x, w), oracle.typical(x, w)) <= 2.01 * oracle.HALF_UNIT["f16"]
 
 

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 import w4gen
 from w4gen import toolchain, tuned
 from w4gen.api import problem_of
+from w4gen.bench import report
 from w4gen.cli import cli
 from w4gen.errors import CacheError
 from w4gen.schedule.arch import ARCHES
@@ -139,3 +140,23 @@ def test_the_doctor_counts_rows_and_the_old_ones(fresh_cache: Path) -> None:
     tuned.save("sm_90", [ROW, replace(ROW, question="q", triton="3.5.0"), replace(ROW, question="r", triton="")])
     told = json.loads(CliRunner().invoke(cli, ["doctor", "--json"]).output)
     assert told["tuned rows"][0] == "3 rows, 1 timed with another Triton"
+
+
+def test_a_report_says_how_far_the_rules_are_from_what_was_found(tmp_path: Path) -> None:
+    rows = [replace(ROW, us=2.0, rules_us=2.0, floor_us=1.0)]
+    rows.append(replace(ROW, question=tuned.question(problem_of(m=1, n=512, k=1536)), us=2.0, rules_us=8.0, floor_us=1.0))
+    (tmp_path / "sm_90.json").write_bytes(tuned.dump(rows))
+    told = report.tuned_rows(tmp_path / "sm_90.json")
+    assert told.startswith("## Tuned rows of sm_90\n\nNVIDIA H200, Triton 3.6.0\n")
+    assert told.endswith("| int4_g128 | 1…1 | 2 | 2.000 | 4.00 | 50% | 60 |")
+
+
+def test_explain_says_that_a_schedule_was_timed(fresh_cache: Path) -> None:
+    def why() -> str:
+        told = CliRunner().invoke(cli, ["explain", "--shape", "1x1536x256", "--arch", "sm_90"]).output
+        (line,) = [line for line in told.splitlines() if line.lstrip().startswith("why  ")]
+        return line.split("why", 1)[1].strip()
+
+    assert why() == "the rules' choice for M=1..1 (nothing was timed)"
+    tuned.save("sm_90", [ROW])
+    assert why() == "stored by tuning for M=1..1"

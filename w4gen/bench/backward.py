@@ -42,7 +42,7 @@ from w4gen.toolchain import able
 def asked(w: Weight, m: int, kind: torch.dtype, changes: str) -> Kernel:
     """The kernel of a row: the rules' choice with `changes` to its schedule, as in `block_n=64,warps=4`."""
     arch, x = arch_of(w.codes.device), OURS[kind]
-    program = lower(Problem(m=bucket(m, gradient=True), n=w.n, k=w.k, format=w.format, layout=w.layout, x=x, y=x, gradient=True))
+    program = lower(Problem(m=bucket(m), n=w.n, k=w.k, format=w.format, layout=w.layout, x=x, y=x, gradient=True))
     return made(program, Schedule.parse(f"{pick(program, able(arch))} {changes.replace(',', ' ')}"), arch)
 
 

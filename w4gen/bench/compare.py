@@ -1,4 +1,4 @@
-"""`python -m w4gen.bench.compare`: w4gen against cuBLAS fp16 over shapes, formats and M, in one interleaved run, as JSON.
+"""`w4gen bench`: w4gen against cuBLAS fp16 over shapes, formats and M, in one interleaved run, as JSON.
 
 Every row is checked where it is timed: the error to the f64 truth on fresh data, and 40 launches equal bit for bit into
 poisoned outputs.
@@ -6,33 +6,25 @@ poisoned outputs.
 
 from __future__ import annotations
 
-import datetime
 import itertools
-import json
-import multiprocessing
-import os
 import random
 import statistics
-import sys
-import time
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import click
 import torch
 
-from w4gen import toolchain
+from w4gen import ahead
 from w4gen.api import parse_shape, problem_of
+from w4gen.bench.facts import facts
 from w4gen.bench.floors import floor
-from w4gen.codegen.render import Kernel
 from w4gen.ir.rounding import limit
+from w4gen.ir.types import Format
 from w4gen.ir.types import dtype as named_dtype
-from w4gen.pipeline import compile
 from w4gen.runtime.dtypes import OURS, TORCH
 from w4gen.runtime.launch import arch_of, bind
-from w4gen.runtime.linear import Linear, linear
+from w4gen.runtime.linear import linear
 from w4gen.runtime.ops import stored_for
 from w4gen.runtime.reference import error, reference
 from w4gen.runtime.timer import copies_for, time_calls
@@ -54,26 +46,23 @@ def random_layers(count: int) -> tuple[str, ...]:
     return tuple("x".join(str(8 * round(2 ** draw.uniform(3, 12))) for _ in range(2)) for _ in range(count))
 
 
-def random_weight(n: int, k: int, format: str, device: torch.device) -> Weight:
+def random_weight(n: int, k: int, format: str | Format, device: torch.device) -> Weight:
     """A weight quantized from normal data, in the layout of the device."""
     return stored_for(Weight.from_float(torch.randn(n, k, device=device) * 0.02, format), device)
 
 
-def asked(m: int, k: int, n: int, format: str, dtype: str) -> Kernel:
-    """The kernel of a row, its functions compiled into the cache."""
-    device = torch.device("cuda")
-    problem = problem_of(m=m, n=n, k=k, format=format, dtype_name=dtype)
-    kernel = compile(replace(problem, layout=layout_for(problem.format, arch_of(device), n, k)), arch_of(device))
-    toolchain.build(kernel, arch_of(device))
-    return kernel
+def asked(m: int, k: int, n: int, format: str | Format, dtype: str) -> ahead.Ask:
+    """The kernel of a row."""
+    arch, problem = arch_of(torch.device("cuda")), problem_of(m=m, n=n, k=k, format=format, dtype_name=dtype)
+    return ahead.Ask(replace(problem, layout=layout_for(problem.format, arch, n, k)), arch)
 
 
-def measure(m: int, k: int, n: int, format: str, dtype: str) -> dict[str, Any]:
+def measure(m: int, k: int, n: int, format: str | Format, dtype: str) -> dict[str, Any]:
     """One row: microseconds of w4gen, cuBLAS and the floor, the error, the repeats."""
     device, kind = torch.device("cuda"), TORCH[named_dtype(dtype)]
     w = random_weight(n, k, format, device)
     x = torch.randn(m, k, device=device).to(kind)
-    kernel = asked(m, k, n, format, dtype)
+    kernel = asked(m, k, n, format, dtype).kernel()
     run = bind(kernel)  # into an output poisoned with NaN, each time
     first = run(x, w)
     equal = all(torch.equal(run(x, w), first) for _ in range(REPEATS))
@@ -102,23 +91,6 @@ def measure(m: int, k: int, n: int, format: str, dtype: str) -> dict[str, Any]:
     }
 
 
-def host_us(k: int, n: int, calls: int = 300) -> dict[str, Any]:
-    """Host microseconds of one eager call at M = 1, of w4gen.Linear and nn.Linear in turns: the median of the turns."""
-    plain = torch.nn.Linear(k, n, bias=False, dtype=torch.float16, device="cuda")
-    layer, x = Linear.from_float(plain, "int4_g128"), torch.randn(1, k, dtype=torch.float16, device="cuda")
-    turns: dict[str, list[float]] = {"linear_us": [], "plain_us": []}
-    with torch.inference_mode():
-        for _ in range(ROUNDS + 1):
-            for name, module in (("linear_us", layer), ("plain_us", plain)):
-                torch.cuda.synchronize()
-                start = time.perf_counter()
-                for _ in range(calls):
-                    module(x)
-                turns[name].append((time.perf_counter() - start) / calls * 1e6)
-                torch.cuda.synchronize()
-    return {"k": k, "n": n} | {name: round(statistics.median(times[1:]), 2) for name, times in turns.items()}
-
-
 def told(shape: str, row: dict[str, Any]) -> str:
     """A row as one line."""
     us, cublas, least = row["us"], row["cublas_us"], row["floor_us"]
@@ -126,46 +98,27 @@ def told(shape: str, row: dict[str, Any]) -> str:
     return f"{shape:>14} {row['format']:10} {us:8.2f} us  {against}  error {row['error']:.2e}  equal {row['equal_repeats']}"
 
 
-@click.command()
-@click.option(
-    "--layer", "layers", multiple=True, help="KxN (inputs x outputs), repeatable; ten layers of known models by default"
-)
-@click.option("--random", "count", default=0, help="that many random layers, K and N in 64 … 32768, multiples of 8")
-@click.option("--m", "tokens", multiple=True, type=int, default=(1, 8), show_default=True, help="rows of x, repeatable")
-@click.option("--format", "formats", multiple=True, default=("int4_g128",), show_default=True)
-@click.option("--dtype", "kinds", multiple=True, default=("float16",), show_default=True)
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="JSON file to write")
-def main(
-    layers: tuple[str, ...], count: int, tokens: tuple[int, ...], formats: tuple[str, ...], kinds: tuple[str, ...], out: Path
-) -> None:
-    """Compare with cuBLAS on the GPU present, and write what was measured."""
-    if not torch.cuda.is_available():
-        raise click.ClickException("times come from GPUs only and there is none here: run this on a machine with one")
+def compare(
+    layers: Sequence[str] = (),
+    count: int = 0,
+    tokens: Sequence[int] = (1, 8),
+    formats: Sequence[str | Format] = ("int4_g128",),
+    kinds: Sequence[str] = ("float16",),
+    progress: Callable[[str], Any] = print,
+) -> dict[str, Any]:
+    """Compare with cuBLAS on the GPU present: for each layer `KxN`, M, format and type of x a row; `progress` is told each.
+
+    With no layers, `count` random ones, or those of known models. Raises `W4Error` where a shape has no kernel.
+    """
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     chosen = layers or random_layers(count) or tuple(f"{k}x{n}" for k, n in LAYERS)
     asks = itertools.product(kinds, formats, chosen, tokens)
     shapes = [(*parse_shape(f"{m}x{layer}"), form, kind) for kind, form, layer, m in asks]
-    with ProcessPoolExecutor(min(16, os.cpu_count() or 1), mp_context=multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(asked, *zip(*shapes, strict=True)))  # compiled side by side, before anything is timed
+    ahead.needed(asked(*shape) for shape in shapes)  # side by side, before anything is timed
     rows = []
     for shape in shapes:
         rows.append(row := measure(*shape))
-        click.echo(told("x".join(map(str, shape[:3])), row))
+        progress(told("x".join(map(str, shape[:3])), row))
         torch.cuda.empty_cache()
-    facts = {
-        "device": torch.cuda.get_device_name(),
-        "date": datetime.date.today().isoformat(),
-        "torch": torch.__version__,
-        "triton": toolchain.version(),
-        "cuda": torch.version.cuda,
-        "command": " ".join(["python -m w4gen.bench.compare", *sys.argv[1:]]),
-        "method": "graph replay over rotating copies of the weights (cold L2), median of medians, interleaved with cuBLAS",
-        "host": host_us(1536, 256),
-        "rows": rows,
-    }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(facts, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    method = "graph replay over rotating copies of the weights (cold L2), median of medians, interleaved with cuBLAS"
+    return facts("w4gen.cli") | {"method": method, "rows": rows}

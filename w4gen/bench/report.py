@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
+from w4gen.ir.types import Format
 from w4gen.paths import CHECKOUT
+from w4gen.tuned import Row, load
 
 INTRO = """# Performance
 
@@ -18,6 +23,10 @@ the same type) take turns in one run, and ratios are only formed inside a run. *
 only read the same packed bytes, launched the same way: what is left to gain. *error* is the relative Frobenius error to the
 unrounded product in float64; *equal* counts launches, each into an output poisoned with NaN, that gave the same bits.
 """
+
+
+COMMANDS = ("w4gen.bench.compare ", "w4gen.cli bench ", "w4gen.cli curve ")
+"""What made the files of results that are told of here; others are of other measurements."""
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -34,14 +43,52 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+LADDER = """Each row has one part more than the row before, and *gain* is how many times faster it is: *portable* looks values up
+in a table, with codes in rows; *layout* has them in the order of matrix fragments; *decode* makes values by word operations;
+*schedule* is the rules' choice with the fast templates; *tuned* is the stored row; *overlap* starts before the kernel in front
+has ended."""
+
+
+def ladder(facts: dict[str, Any]) -> str:
+    """The parts of one shape, as a table."""
+    asked = f"**{facts['k']} → {facts['n']}, M = {facts['m']}, {facts['format']}, {facts['dtype']}**"
+    lines = [
+        f"{asked}: cuBLAS {facts['cublas_us']:.2f} µs, floor {facts['floor_us']:.2f} µs\n",
+        "| with | µs | gain | % of floor | spread | error | equal |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in facts["rows"]:
+        if "why" in row:
+            lines.append(f"| {row['part']} | {row['why']} | | | | | |")
+            continue
+        times = f"{row['us']:.2f} | {row['gain']:.2f} | {facts['floor_us'] / row['us']:.0%} | ±{row['spread']:.1%}"
+        lines.append(f"| {row['part']} | {times} | {row['error']:.1e} | {row['equal_repeats']} |")
+    return "\n".join(lines)
+
+
+def curve(facts: dict[str, Any]) -> str:
+    """Time against M, as a table."""
+    heads = [f"{part['k']} → {part['n']} × {part['count']}" for part in facts["parts"]]
+    steps = {step["m"]: step["why"] for step in facts["steps"]}
+    lines = ["| M | " + " | ".join(heads) + " | all, µs | step |", "|---" * (len(heads) + 3) + "|"]
+    for place, m in enumerate(facts["ms"]):
+        times = " | ".join(f"{part['us'][place]:.2f}" for part in facts["parts"])
+        lines.append(f"| {m} | {times} | {facts['total_us'][place]:.1f} | {steps.get(m, '')} |")
+    return f"{facts['source']} on {facts['where']}, {facts['format']}, microseconds of one layer of each kind.\n\n" + "\n".join(
+        lines
+    )
+
+
 def section(path: Path) -> str:
     """One file of results, with where it comes from."""
     facts = json.loads(path.read_text())
     where = f"{facts['device']}, torch {facts['torch']}, Triton {facts['triton']}, CUDA {facts['cuda']}, {facts['date']}"
-    parts = [f"## {facts.get('title', path.stem)}", f"{where}. `{facts['command']}`", table(facts["rows"])]
-    extra = [row["extra_bytes"] / row["dense_bytes"] for row in facts["rows"] if "extra_bytes" in row]
-    if extra:
-        parts.append(f"Memory beyond inputs and output: at most {max(extra):.1%} of the dequantized weight.")
+    parts = [f"## {facts.get('title', path.stem)}", f"{where}. `{facts['command']}`"]
+    parts += [table(facts["rows"])] if "rows" in facts else []
+    extra = [row["extra_bytes"] / row["dense_bytes"] for row in facts.get("rows", ()) if "extra_bytes" in row]
+    parts += [f"Memory beyond inputs and output: at most {max(extra):.1%} of the dequantized weight."] if extra else []
+    parts += [LADDER, *map(ladder, facts["ladders"])] if "ladders" in facts else []
+    parts += [curve(facts)] if "total_us" in facts else []
     if "host" in facts:
         host = facts["host"]
         parts.append(
@@ -51,10 +98,34 @@ def section(path: Path) -> str:
     return "\n\n".join(parts)
 
 
+TUNED = """Rows of `w4gen tune` that come with the package. *rules* is the time of the rules' choice over that of the fastest that
+was found, both from one search: the geometric mean, and the worst. *% of floor* is the geometric mean of what was found."""
+
+
+def tuned_rows(path: Path) -> str:
+    """What tuning found for an arch, by format and bucket."""
+    groups: dict[tuple[str, int, str], list[Row]] = {}
+    for row in load(path):
+        low, high, form = re.match(r"m=(\d+)\.\.(\d+) n=\d+ k=\d+ (\S+)", row.question).groups()  # type: ignore[union-attr]
+        groups.setdefault((Format.parse(form).label, int(low), f"{low}…{high}"), []).append(row)
+    lines = ["| format | M | layers | rules, mean | rules, worst | % of floor | trials |", "|---|---|---|---|---|---|---|"]
+    for (label, _, rows_of_x), rows in sorted(groups.items()):
+        rules = [row.rules_us / row.us for row in rows if row.rules_us] or [math.nan]
+        floors = [row.floor_us / row.us for row in rows if row.floor_us] or [math.nan]
+        figures = (
+            f"{geometric_mean(rules):.3f} | {max(rules):.2f} | {geometric_mean(floors):.0%} | {sum(row.trials for row in rows)}"
+        )
+        lines.append(f"| {label} | {rows_of_x} | {len(rows)} | {figures} |")
+    made = ", ".join(sorted({f"{row.device}, Triton {row.triton}" for row in load(path)}))
+    return "\n\n".join([f"## Tuned rows of {path.stem}", made, TUNED, "\n".join(lines)])
+
+
 def main() -> None:
     """Write docs/performance.md."""
-    files = sorted((CHECKOUT / "docs" / "results").glob("*.json"))
-    text = "\n".join([INTRO, *("\n" + section(path) + "\n" for path in files)])
+    every = sorted((CHECKOUT / "docs" / "results").glob("*.json"))
+    files = [path for path in every if any(name in json.loads(path.read_text()).get("command", "") for name in COMMANDS)]
+    sections = [*map(section, files), *map(tuned_rows, sorted((CHECKOUT / "cache" / "tuned").glob("*.json")))]
+    text = "\n".join([INTRO, *(f"\n{each}\n" for each in sections)])
     (CHECKOUT / "docs" / "performance.md").write_text(text.replace("\n\n\n", "\n\n"))
 
 

@@ -173,6 +173,40 @@ def twice(bits: int) -> str:
     return f"0x{both:X}" if both < 2**31 else f"-0x{2**32 - both:X}"
 
 
+class SumsPrinter(Printer):
+    """Printer of a second function, which adds up the partial sums of the first."""
+
+    def added_up(self, name: str, at: str) -> list[str]:
+        """The lines that add up the partial sums at `at` of [m, N], and the bias."""
+        lines = [
+            f"{name} = tl.load(parts_ptr + {at}, mask=inside, other=0.0)",
+            "for share in tl.static_range(1, SPLIT):",
+            f"    {name} += tl.load(parts_ptr + share * m_count * N + {at}, mask=inside, other=0.0)",
+        ]
+        if "bias" in self.program.operands(self.out):
+            column = f"{at} % N" if at.isidentifier() else f"({at}) % N"
+            lines.append(f"{name} += tl.load(bias_ptr + {column}, mask=inside, other=0.0).to(tl.float32)")
+        return lines
+
+    def finish(self) -> str:
+        """The second kernel's lines: add the partial sums of `at` in order, do what is done to sums, round, write."""
+        program, roles = self.program, self.program.operands(self.out)
+        self.ledger.update(["acc", self.out])
+        if program.op("acc") != Reduce(("part",)) or program.tile("acc").element != F32:
+            raise TemplateError(f"acc ({program.op('acc')}) is not the f32 sum over part that this function adds up")
+        kind = self.activation
+        if kind == PAIRED:
+            lines = [*self.added_up("gate", "2 * at"), *self.added_up("up", "2 * at + 1")]
+            lines.append(f"acc = {epilogue.text('silu', 'gate')} * up")
+        else:
+            lines = self.added_up("acc", "at") + ([f"acc = {epilogue.text(kind, 'acc')}"] if kind else [])
+        if "residual" in roles:
+            self.ledger.update(tl.chain(program, roles["residual"]))
+            lines.append("acc += tl.load(residual_ptr + at, mask=inside, other=0.0).to(tl.float32)")
+        self.ledger.update(tl.chain(program, roles["bias"]) if "bias" in roles else [])
+        return "\n".join([*lines, f"tl.store(y_ptr + at, acc.to({tl.type_of(program.tile(self.out))}), mask=inside)"])
+
+
 class BlockPrinter(Printer):
     """Printer of templates that read whole blocks: lines that load words and decode them to [BLOCK_N, BLOCK_K]."""
 
@@ -216,7 +250,7 @@ class BlockPrinter(Printer):
         )
 
 
-class GemmPrinter(BlockPrinter):
+class GemmPrinter(SumsPrinter, BlockPrinter):
     """Printer of products with w as the left operand, stored in blocks that are whole fragments of the instruction."""
 
     UNITS = (("mma", "left"),)
@@ -256,33 +290,3 @@ class GemmPrinter(BlockPrinter):
         self.written += 1
         at = "(share * m_count + m[None, :]) * N + n[:, None]"
         return f"tl.store(parts_ptr + {at}, parts, mask=(m[None, :] < m_count) & (n[:, None] < N))"
-
-    def added(self, name: str, at: str) -> list[str]:
-        """The lines that add up the partial sums at `at` of [m, N], and the bias."""
-        lines = [
-            f"{name} = tl.load(parts_ptr + {at}, mask=inside, other=0.0)",
-            "for share in tl.static_range(1, SPLIT):",
-            f"    {name} += tl.load(parts_ptr + share * m_count * N + {at}, mask=inside, other=0.0)",
-        ]
-        if "bias" in self.program.operands(self.out):
-            column = f"{at} % N" if at.isidentifier() else f"({at}) % N"
-            lines.append(f"{name} += tl.load(bias_ptr + {column}, mask=inside, other=0.0).to(tl.float32)")
-        return lines
-
-    def finish(self) -> str:
-        """The second kernel's lines: add the partial sums of `at` in order, do what is done to sums, round, write."""
-        program, roles = self.program, self.program.operands(self.out)
-        self.ledger.update(["acc", self.out])
-        if program.op("acc") != Reduce(("part",)) or program.tile("acc").element != F32:
-            raise TemplateError(f"acc ({program.op('acc')}) is not the f32 sum over part that this function adds up")
-        kind = self.activation
-        if kind == PAIRED:
-            lines = [*self.added("gate", "2 * at"), *self.added("up", "2 * at + 1")]
-            lines.append(f"acc = {epilogue.text('silu', 'gate')} * up")
-        else:
-            lines = self.added("acc", "at") + ([f"acc = {epilogue.text(kind, 'acc')}"] if kind else [])
-        if "residual" in roles:
-            self.ledger.update(tl.chain(program, roles["residual"]))
-            lines.append("acc += tl.load(residual_ptr + at, mask=inside, other=0.0).to(tl.float32)")
-        self.ledger.update(tl.chain(program, roles["bias"]) if "bias" in roles else [])
-        return "\n".join([*lines, f"tl.store(y_ptr + at, acc.to({tl.type_of(program.tile(self.out))}), mask=inside)"])

@@ -96,6 +96,9 @@ class GradientPrinter(DensePrinter):
         one = self.in_blocks and names[-1].endswith(".at") and isinstance(kept.element, DType) and kept.element != U8
         if not one or kept.layout is None or kept.layout.row_major or kept.layout.axes != ("n", "g"):
             return super().view(names, extra)
+        groups = [digit.stride // kept.layout.unit for digit in kept.layout.digits if digit.axis == "g" and digit.size > 1]
+        if groups not in ([], [self.order.held["n"]]):
+            return super().view(names, extra)
         self.ledger.update(names)
         return self.of_rows(names, kept.layout)
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from w4gen.codegen import ptx
+from w4gen.codegen import ptx, tl
 from w4gen.codegen.gluon import GluonPrinter
 from w4gen.codegen.printer import constants
+from w4gen.codegen.scales import in_gluon
+from w4gen.codegen.walk import Walk
 from w4gen.errors import TemplateError
+from w4gen.ir.groups import together
 from w4gen.ir.program import Program
 from w4gen.ir.tile import Dot
 from w4gen.ir.types import F16
+from w4gen.schedule.rewrite import GROUPED
 from w4gen.schedule.schedule import Schedule
 
 
@@ -24,12 +28,67 @@ class MmaPrinter(GluonPrinter):
 
     def calls(self) -> dict[str, Any]:
         each = self.blocks["m"] * 128
-        return super().calls() | {"ring": self.ring, "ring_bytes": self.ring * self.schedule.warps * each}
+        own = {"ring": self.ring, "ring_bytes": self.ring * self.schedule.warps * each, "pair": self.pair}
+        return super().calls() | own | {"laps": self.laps}
 
     @property
     def ring(self) -> int:
         """Pieces of x in flight, of those that a warp has."""
         return min(int(self.schedule.ring), self.turns * self.step_k // 64 + 1)
+
+    LONG = 8500
+    """Instructions, 128 KB, that stand one after another at most, by an estimate that is a little high. With more, the next
+    program does not find them in the instruction cache, which was seen to double the time of a kernel."""
+
+    @property
+    def lap(self) -> int:
+        """Steps in the text of a loop: after them the ring is where it was."""
+        whole = self.ring // math.gcd(self.ring, self.step_k // 64)
+        return -(-4 // whole) * whole
+
+    @property
+    def laps(self) -> int:
+        """Turns of the loop; 0 where all steps stand one after another, or scales do not come round with the steps.
+
+        The last steps, and those in which these are asked for, stand behind the loop: only there something may be missing.
+        """
+        round_k = self.lap * self.workers * self.step_k
+        whole = not self.apart and all(self.along(name, round_k) is not None for name in GROUPED)
+        ahead = max(int(self.schedule.stages), -(-(self.ring - 1) * 64 // self.step_k))
+        laps = (self.turns - ahead - 1) // self.lap
+        return laps if whole and laps > 1 and self.turns * self.instructions > self.LONG else 0
+
+    @property
+    def instructions(self) -> float:
+        """About how many a step takes: those of decoding, products, their sums and scales, and what brings x."""
+        tiles, words = self.blocks["m"] // 8, self.step_k * self.bits // 64
+        scales = 0 if self.apart else self.groups * self.scale_bits / 16 * ptx.instructions(self.scale_ptx())
+        products = self.step_k // 16 + 4 * self.groups * self.parallel + self.step_k // 8
+        return self.blocks["n"] // 16 * (words * ptx.instructions(self.decoding_ptx()) + scales + tiles * products)
+
+    def along(self, name: str, k: int) -> int | None:
+        """Scales, or zeros, from one to what is `k` inputs further; None where these are not whole pieces of what is stored."""
+        if name not in self.grouped:
+            return 0
+        layout = tl.order(self.program, name)
+        held = together(self.group(name), layout.size("g"), layout.bits) * self.group(name)
+        if layout.size("g") == 1:
+            return 0
+        return k // held * self.strides(name)["g"][-1] if k % held == 0 else None
+
+    def of_laps(self) -> list[tuple[str, int, str]]:
+        """Constants of the loop."""
+        k = self.lap * self.workers * self.step_k
+        moves = [
+            (f"LAP_{name.upper()}S", self.along(name, k) or 0, f"{name}s of these") for name in GROUPED if name in self.grouped
+        ]
+        return [
+            ("LAP", self.lap, "steps of a warp in the text of the loop"),
+            ("LAPS", self.laps, "turns of the loop; what is left of the steps comes after it"),
+            ("LAP_K", k, "inputs of a turn"),
+            ("LAP_WORDS", k // self.order.held["k"] * self.order.units, "words of these"),
+            *moves,
+        ]
 
     def constants(self) -> str:
         rows = [
@@ -38,6 +97,7 @@ class MmaPrinter(GluonPrinter):
             ("RING", self.ring, "pieces of x in flight"),
             ("GROUPS", self.groups, "scales of an output in a step"),
             ("CHAINS", self.parallel, "sums of the instructions under one scale"),
+            *(self.of_laps() if self.laps else []),
         ]
         return super().constants() + "\n" + constants(rows, "gl")
 
@@ -55,17 +115,24 @@ class MmaPrinter(GluonPrinter):
     def dot(self) -> str:
         """The sum of the chains of instructions."""
         self.ledger["part"] += 1
-        return f"part = ({', '.join(f'low[{i}] + high[{i}]' for i in range(4))})" if self.parallel == 2 else "part = low"
+        if self.parallel == 1:
+            return "part = parts[tile]"
+        sums = ", ".join(f"low[{i}] + high[{i}]" for i in range(4))
+        return f"low, high = parts[tile], parts[TILES + tile]\npart = ({sums})"
 
     def scale(self, operand: str) -> str:
         """Scale the sums: two of a thread belong to n, two to n + 8."""
         self.ledger["scaled"] += 1
-        lines = ["a, b = two_of(scales[row])"]
+        return "scaled = (part[0] * a, part[1] * a, part[2] * b, part[3] * b)"
+
+    def pair(self) -> str:
+        """The scales of n and n + 8 in a group, in f32."""
         if self.apart:
-            lines = [f"{name} = scale_of(scales[row * GROUPS + group][{index}])" for index, name in enumerate("ab")]
-        if self.how.power:
-            lines.append(f"a, b = a * 2.0**{self.how.power}, b * 2.0**{self.how.power}")
-        return "\n".join([*lines, "scaled = (part[0] * a, part[1] * a, part[2] * b, part[3] * b)"])
+            return "\n".join(f"{name} = scale_of(scales[row * GROUPS + group][{index}])" for index, name in enumerate("ab"))
+        return (
+            "each = scales_of(scales[row * SCALE_LOADS + group // NEAR])\n"
+            "a, b = each[group % NEAR * 2], each[group % NEAR * 2 + 1]"
+        )
 
     def reduce(self, *names: str) -> str:
         self.ledger["acc"] += 1
@@ -73,8 +140,15 @@ class MmaPrinter(GluonPrinter):
         return f"sums = ({sums})\nacc = replaced(acc, row * TILES + tile, sums)"
 
     def store(self) -> str:
-        """Add the bias, round and write."""
-        return "\n".join([*self.added(), f"gl.store(y_ptr + m * N + n, total.to({self.kind}), mask=(m < m_count) & (n < N))"])
+        """Multiply by what the sums were left without, a power of two and a scale for all k; add the bias, round and write."""
+        lines = [f"total *= 2.0**{self.how.power}"] if self.how.power else []
+        if "rescaled" in self.program.graph:
+            above = self.program.operands("rescaled")["scale"]
+            self.ledger.update([*tl.chain(self.program, above), "rescaled"])
+            lines += [in_gluon(line) for line in Walk(self.program, above, 1).load(above)]
+            lines.append(f"total *= {tl.variable(above)}.to(gl.float32)")
+        lines += self.added()
+        return "\n".join([*lines, f"gl.store(y_ptr + m * N + n, total.to({self.kind}), mask=(m < m_count) & (n < N))"])
 
 
 class HalfPrinter(GluonPrinter):
@@ -85,8 +159,8 @@ class HalfPrinter(GluonPrinter):
     CHAIN = 8
     """Products that one half adds up."""
 
-    def __init__(self, program: Program, schedule: Schedule) -> None:
-        super().__init__(program, schedule)
+    def __init__(self, program: Program, schedule: Schedule, features: frozenset[str] = frozenset()) -> None:
+        super().__init__(program, schedule, features)
         if self.blocks["m"] != 1 or self.apart or program.problem.format.minifloat:
             asked = f"block_m={self.blocks['m']} of {program.problem.format}"
             raise TemplateError(f"gemv_half multiplies one row of x by whole halves of one scale, not {asked}: take gemv_mma")
@@ -139,7 +213,7 @@ class HalfPrinter(GluonPrinter):
 
     def scale(self, operand: str) -> str:
         self.ledger["scaled"] += 1
-        return "a, b = two_of(scales[0])\nscaled = (part[0] * a, part[1] * b)"
+        return "a, b = scales_of(scales[0])\nscaled = (part[0] * a, part[1] * b)"
 
     def reduce(self, *names: str) -> str:
         self.ledger.update(name for name in ("acc", "parts") if name in self.program.graph)

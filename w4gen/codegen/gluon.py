@@ -2,42 +2,31 @@
 
 from __future__ import annotations
 
-import re
+from itertools import takewhile
 from typing import Any
 
 from w4gen.codegen import ptx, tl
 from w4gen.codegen.blocks import Order
-from w4gen.codegen.printer import Printer, constants
-from w4gen.codegen.walk import Walk
+from w4gen.codegen.printer import constants
+from w4gen.codegen.scales import ScalePrinter, in_gluon, tuple_of
 from w4gen.errors import TemplateError
 from w4gen.ir import decode as d
-from w4gen.ir.groups import beside
 from w4gen.ir.program import Program
-from w4gen.ir.tile import Block, Convert, Dot, Reduce, Repeat, RunOn, Slice
+from w4gen.ir.tile import Block, Convert, Dot, Op, Reduce, Slice
 from w4gen.ir.types import F32
 from w4gen.schedule.arch import M16K16
 from w4gen.schedule.schedule import Schedule
 from w4gen.schedule.stored import fragment_order
 
 
-def in_gluon(line: str) -> str:
-    """A line of `triton.language` as one of Gluon, which has the same names."""
-    return re.sub(r"\btl\.", "gl.", line)
-
-
-def tuple_of(names: list[str]) -> str:
-    """Names as a tuple, also of one."""
-    return ", ".join(names) + ("," if len(names) == 1 else "")
-
-
-class GluonPrinter(Printer):
+class GluonPrinter(ScalePrinter):
     """What both fast templates call: words and scales of a thread, and the left operands they decode to."""
 
     DOT: Dot
     FAR = False
 
-    def __init__(self, program: Program, schedule: Schedule) -> None:
-        super().__init__(program, schedule)
+    def __init__(self, program: Program, schedule: Schedule, features: frozenset[str] = frozenset()) -> None:
+        super().__init__(program, schedule, features)
         if self.activation or "residual" in program.operands(self.out):
             raise TemplateError(f"{schedule.template} stores sums as they are: an activation or a residual is for gemm")
         layout = tl.order(program, "codes")
@@ -69,19 +58,14 @@ class GluonPrinter(Printer):
         """Steps along k, of all workers."""
         return self.program.tile(self.program.source("w.tile")).sizes["k"] // self.step_k
 
-    @property
-    def groups(self) -> int:
-        """Scales that an output has in a step."""
-        return self.step_k // self.blocks["k"]
-
     def calls(self) -> dict[str, Any]:
-        texts: dict[str, Any] = {"ptx": ptx.decode_pairs(self.how, 2 * len(self.centred))}
-        if self.looked_up:
-            texts = {"ptx": ptx.look_up_pairs(self.bits), "fill": ptx.fill_pairs(), "entries": 4**self.bits}
+        texts: dict[str, Any] = {"ptx": self.decoding_ptx()}
+        texts |= {"fill": ptx.fill_pairs(), "entries": 4**self.bits} if self.looked_up else {}
         also = "".join(f", {name}" for name in self.extra)
         parts = [part for part in self.program.problem.format.parts(1, 1) if part.partition(".")[0] == "scale"]
         of_scale = {
             "apart": self.apart,
+            "scale_ptx": "" if self.apart else self.scale_ptx(),
             "pointers": tuple_of([tl.pointer(self.program, part) for part in parts]),
             "leaves": tuple_of([tl.variable(leaf) for leaf in self.leaves(self.grouped["scale"])]),
         }
@@ -103,7 +87,8 @@ class GluonPrinter(Printer):
             ("FRAGMENTS", self.order.held["k"] // 16, "times 16 inputs in a quad"),
             ("WORDS", self.order.units, "words of a quad's 32 lanes"),
             ("ROW_WORDS", self.order.stride("n"), "words of 16 outputs"),
-            *([] if self.apart else [("ROW_SCALES", self.scale_strides["n"][-1], "scales of 16 outputs")]),
+            *([] if self.apart else self.of_scales()),
+            *([("ROW_ZEROS", self.strides("zero")["n"][-1], "zeros of 16 outputs")] if self.centred else []),
             *([("ENTRIES", 4**self.bits, "pairs of codes")] if self.looked_up else []),
             ("WARPS", self.schedule.warps, "warps per program"),
             ("WORKERS", self.workers, "warps that share the steps along k"),
@@ -122,38 +107,8 @@ class GluonPrinter(Printer):
             return "\n".join(self.codebook())
         if operand == "scale" and self.apart:
             return "\n".join(self.stored_scale())
-        self.ledger.update(tl.chain(self.program, self.grouped[operand]))
+        self.ledger.update(tl.chain(self.program, self.leaves(self.grouped[operand])[0]))
         return "\n".join(self.beside(operand))
-
-    @property
-    def apart(self) -> bool:
-        """Whether scales are loaded one by one: where a step has several, or they are not just kept beside the codes."""
-        whole = self.grouped["scale"]
-        ops = map(self.program.op, tl.chain(self.program, whole))
-        return self.groups > 1 or self.leaves(whole) != [whole] or any(isinstance(op, RunOn) for op in ops)
-
-    def leaves(self, name: str) -> list[str]:
-        """What a scale is computed from: slices of what is stored."""
-        if not isinstance(self.program.op(name), Convert):
-            return [name]
-        return list(dict.fromkeys(leaf for source in self.program.operands(name).values() for leaf in self.leaves(source)))
-
-    def stored_scale(self) -> list[str]:
-        """Lines that load what the scale of output n at k is made of."""
-        lines = []
-        for leaf in self.leaves(self.grouped["scale"]):
-            walk = Walk(self.program, leaf, 1, {"k": "k"})
-            if walk.masks:
-                raise TemplateError(f"{leaf} is padded where it is read: the words beside it are not, so take unit=vendor")
-            self.ledger.update(tl.chain(self.program, leaf))
-            lines += walk.load(leaf, ", mask=there, other=0")
-        return [in_gluon(line) for line in lines]
-
-    def whole_scale(self, name: str) -> list[str]:
-        """Lines that compute a scale from its leaves."""
-        if not isinstance(self.program.op(name), Convert):
-            return []
-        return [line for source in self.program.operands(name).values() for line in self.whole_scale(source)] + self.node(name)
 
     def codebook(self) -> list[str]:
         """Lines that load the two values of an entry of the table of pairs."""
@@ -172,30 +127,9 @@ class GluonPrinter(Printer):
             "words = codes_ptr + each_of(at, FOUR) + gl.arange(0, 4, gl.SliceLayout(0, FOUR))[None, :]",
         ]
 
-    @property
-    def scale_strides(self) -> dict[str, list[int]]:
-        """Scales from one to the next along n (lanes, the two outputs of a lane, 16 outputs) and along g."""
-        layout = tl.order(self.program, "scale")
-        if layout != beside(self.order.layout, layout.size("g"), layout.bits):
-            raise TemplateError(f"scale.view reads {layout}, which is not beside the codes: a thread finds no scale there")
-        return {axis: [d.stride // layout.bits for d in layout.digits if d.axis == axis] for axis in layout.axes}
-
-    def beside(self, name: str) -> list[str]:
-        """Lines that point a thread to the scales, or zeros, of a worker's step."""
-        group = next(
-            op.group for op in map(self.program.op, tl.chain(self.program, self.grouped[name])) if isinstance(op, Repeat)
-        )
-        lanes, pair, _ = self.scale_strides["n"]
-        if pair != 1:
-            raise TemplateError("the scales of n and n + 8 are not neighbours: a thread loads them as one pair")
-        own, each = f"first * ROW_SCALES + lane // 4 * {lanes}", self.scale_strides["g"][0]
-        if group == self.step_k:
-            lines = [f"at = {own} + worker * {each}"]
-            offset = f" + turn * (WORKERS * {each})"
-        else:
-            lines = [f"at = {own} + (turn * WORKERS + worker) * BLOCK_K // {group} * {each}"]
-            offset = ""
-        return [*lines, f"{name}s = {name}_ptr + each_of(at, TWO) + gl.arange(0, 2, gl.SliceLayout(0, TWO))[None, :]{offset}"]
+    def decoding_ptx(self) -> str:
+        """What turns a word of codes into pairs."""
+        return ptx.look_up_pairs(self.bits) if self.looked_up else ptx.decode_pairs(self.how, 2 * len(self.centred))
 
     def values(self) -> str:
         """Lines that decode a word."""
@@ -219,11 +153,14 @@ class GluonPrinter(Printer):
 
     def decode(self, operand: str) -> str:
         """Lines that give the fragments of a quad, in the order of k, or a scale from what is stored of it."""
+        whole = self.grouped["scale"]
+        if operand == "scale" and not self.apart:
+            self.ledger[whole] += isinstance(self.program.op(whole), Convert)
+            return "\n".join(self.scale_words())
         if operand == "scale":
-            whole = self.grouped["scale"]
             lines = [in_gluon(line) for line in self.whole_scale(whole)]
             return "\n".join([*lines, f"return {tl.variable(whole)}.to(gl.float32)"])
-        self.ledger.update(self.parted("w")[1])
+        self.ledger.update(takewhile(lambda name: "scale" not in self.program.operands(name), self.parted("w")[1]))
         lines, decoded = ["w = four_of(words)"], [f"values_of({', '.join([f'w[{word}]', *self.extra])})" for word in range(4)]
         if self.pairs >= 4:
             lines += [f"v{word} = {text}" for word, text in enumerate(decoded)]
@@ -236,23 +173,29 @@ class GluonPrinter(Printer):
     def settle(self, template: str) -> None:
         """The ledger; and the nodes whose lines are the same in every kernel must be just those."""
         super().settle(template)
-        split = int(self.schedule.split_k)
-        sums = {"acc": Reduce((), "step")} if split == 1 else {"parts": Reduce((), "step", split), "acc": Reduce(("part",))}
-        for name, op in {"part": self.DOT, "scale.at": Slice((Block("k", drop=True),)), "scaled": Convert(), **sums}.items():
+        for name, op in self.fixed().items():
             found, element = self.program.op(name), self.program.tile(name).element
             if found != op or (name != "scale.at" and element != F32):
                 raise TemplateError(f"{template} prints {name} as {op}, in f32, not as {found} in {element}")
+
+    def fixed(self) -> dict[str, Op]:
+        """The nodes whose lines are the same in every kernel."""
+        split = int(self.schedule.split_k)
+        sums: dict[str, Op] = {"acc": Reduce((), "step")}
+        if split > 1:
+            sums = {"parts": Reduce((), "step", split), "acc": Reduce(("part",))}
+        return {"part": self.DOT, "scale.at": Slice((Block("k", drop=True),)), "scaled": Convert(), **sums}
 
     @property
     def kind(self) -> str:
         """The type of y."""
         return tl.type_of(self.program.tile(self.out)).replace("tl.", "gl.")
 
-    def added(self) -> list[str]:
-        """Lines that add the bias to `total`."""
+    def added(self, n: str = "n", total: str = "total", spread: str = "") -> list[str]:
+        """Lines that add the bias of outputs `n` to `total`."""
         roles = self.program.operands(self.out)
         self.ledger[self.out] += 1
         if "bias" not in roles:
             return []
         self.ledger.update(tl.chain(self.program, roles["bias"]))
-        return ["bias = gl.load(bias_ptr + n, mask=n < N, other=0.0)", "total += bias.to(gl.float32)"]
+        return [f"bias = gl.load(bias_ptr + {n}, mask={n} < N, other=0.0)", f"{total} += bias.to(gl.float32){spread}"]

@@ -44,12 +44,15 @@ class Index:
 
     def remainder(self, modulo: int) -> Index:
         """This index % modulo, for terms that are the digits of one number; the highest below `modulo` is cut to it."""
+        if self.floor > 1:
+            raise ValueError(f"no remainder of the index {self}: a quotient has no digits")
         if modulo == 1:
             return Index(())
         low = sorted((term for term in self.terms if term.weight < modulo), key=lambda term: term.weight)
         if not low:
             return Index(())
-        return Index((*low[:-1], replace(low[-1], modulo=modulo // low[-1].weight)))
+        most = modulo // low[-1].weight
+        return Index((*low[:-1], replace(low[-1], modulo=min(low[-1].modulo or most, most))))
 
     def quotient(self, divisor: int) -> Index:
         """This index // divisor, for terms that are the digits of one number (each less than the next one's weight)."""
@@ -67,8 +70,8 @@ class Index:
 
     def splits(self, *cuts: int) -> bool:
         """Whether its terms can be told apart at every cut: `quotient` and `remainder` are exact there."""
-        one = [term.weight for term in self.terms] == [1]
-        return one or all(term.weight % cut == 0 or cut % term.weight == 0 for term in self.terms for cut in cuts)
+        apart = all(term.weight % cut == 0 or cut % term.weight == 0 for term in self.terms for cut in cuts)
+        return apart and all(self.quotient(cut).floor == 1 for cut in cuts)
 
     @property
     def axes(self) -> set[str]:

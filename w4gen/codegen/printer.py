@@ -42,8 +42,8 @@ class Printer:
     FAR = True
     """Whether the template's offsets of rows can have 64 bits."""
 
-    def __init__(self, program: Program, schedule: Schedule) -> None:
-        self.program, self.schedule = program, Choices(schedule)
+    def __init__(self, program: Program, schedule: Schedule, features: frozenset[str] = frozenset()) -> None:
+        self.program, self.schedule, self.features = program, Choices(schedule), features
         self.ledger: Counter[str] = Counter()
         self.written = 0
         self.agreed_unit()
@@ -51,9 +51,8 @@ class Printer:
         roles = {"w": "w", "x": "x"} if user == "part" else {"w": "of"}
         self.chains = {operand: tl.chain(program, program.operands(user)[role]) for operand, role in roles.items()}
         of_weight = [name for name in program if not name.startswith(tuple(f"{role}." for role in GROUPED))]
-        self.grouped = {
-            role: program.operands(name)[role] for role in GROUPED for name in of_weight if role in program.operands(name)
-        }
+        users = reversed(of_weight)  # the first that takes a scale, or a zero, has the one of each group
+        self.grouped = {role: source for name in users for role, source in program.operands(name).items() if role in GROUPED}
         self.spans = program.tile("part").sizes.get("span", 1) if user == "part" else 1
         self.out = list(program)[-1]
         self.blocks = self.agreed_blocks()

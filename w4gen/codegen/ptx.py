@@ -107,6 +107,73 @@ def minus(register: str, other: str, dtype: DType) -> list[str]:
     return [f"mov.b32 a, {both(-1.0, dtype)};", f"fma.rn.bf16x2 {register}, {other}, a, {register};"]
 
 
+def instructions(text: str) -> int:
+    """Instructions that a text becomes: what is moved becomes an operand, what is added before a load a part of its address."""
+    return sum(not line.startswith((".", "{", "}", "mov")) for line in text.splitlines()) - text.count("\nld.")
+
+
+def stored_scales(kind: str) -> str:
+    """Turn a word (the last operand) of scales of a machine type into f32 $0 …"""
+    if kind == "f16":
+        return "{\n.reg .b16 low, high;\nmov.b32 {low, high}, $2;\ncvt.f32.f16 $0, low;\ncvt.f32.f16 $1, high;\n}"
+    if kind == "bf16":
+        return "{\n.reg .b32 t;\nshl.b32 t, $2, 16;\nmov.b32 $0, t;\nand.b32 t, $2, 0xffff0000;\nmov.b32 $1, t;\n}"
+    return "mov.b32 $0, $1;"
+
+
+def e4m3_scales() -> str:
+    """Turn the four e4m3 of a word ($4) into f32 $0 … by the machine's own conversion (PTX ISA, cvt: sm_89 on)."""
+    lines = ["{", ".reg .b16 first, second, low, high;", ".reg .b32 t;", "mov.b32 {first, second}, $4;"]
+    for at, pair in enumerate(("first", "second")):
+        lines += [f"cvt.rn.f16x2.e4m3x2 t, {pair};", "mov.b32 {low, high}, t;"]
+        lines += [f"cvt.f32.f16 ${2 * at}, low;", f"cvt.f32.f16 ${2 * at + 1}, high;"]
+    return "\n".join([*lines, "}"])
+
+
+def coded_scales(how: d.Decode) -> str:
+    """Turn the four 8-bit codes of a word ($4) into f32 $0 …, each by the word operations `how`."""
+    up, mask, rest = 0, 255, how.value
+    if isinstance(rest[0], d.Left):
+        up, mask, rest = rest[0].by, 255 << rest[0].by & 2**32 - 1, rest[1:]
+    if isinstance(rest[0], d.And):  # what it keeps are bits of the code
+        mask, rest = mask & int(rest[0].mask.value(0)), rest[1:]
+    lines = ["{", ".reg .b32 t, u;", ".reg .pred p;"]
+    for code in range(4):
+        before, moved = shifted("$4", up - 8 * code, "t")
+        lines += [*before, f"and.b32 t, {moved}, 0x{mask:08x};"]
+        lines += [line for op in rest for line in whole_word(op, f"${code}")]
+        if any(isinstance(op, d.Except) and op.ones == INF for op in rest):
+            lines.append(f"fma.rn.f32 ${code}, ${code}, 0f00000000, ${code};")  # inf times 0 is no number, others stay
+    return "\n".join([*lines, "}"])
+
+
+INF = 0x7F800000
+"""The exponent bits of an f32."""
+
+
+def whole_word(op: d.Op, out: str) -> list[str]:
+    """Lines for one word operation on `t`, or on the f32 `out` that it has become."""
+    match op:
+        case d.Or(bits):
+            return [f"or.b32 t, t, 0x{bits:08x};"]
+        case d.Right(by):
+            return [f"shr.s32 t, t, {by};"]
+        case d.Clear(bits):
+            return [f"and.b32 t, t, 0x{~bits & 2**32 - 1:08x};"]
+        case d.AtLeast(bits):
+            return [f"max.u32 t, t, 0x{bits:08x};"]
+        case d.Except(ones, bits):
+            found = [f"and.b32 u, t, 0x{ones:08x};", f"setp.eq.u32 p, u, 0x{ones:08x};"]
+            return [] if ones == INF else [*found, f"@p or.b32 t, t, 0x{bits:08x};"]
+        case d.Bitcast():
+            return [f"mov.b32 {out}, t;"]
+        case d.Fma(times, plus):
+            factor, added = (f"0f{int(np.float32(each.value(0)).view(np.uint32)):08X}" for each in (times, plus))
+            return [f"fma.rn.f32 {out}, {out}, {factor}, {added};" if plus.value(0) else f"mul.rn.f32 {out}, {out}, {factor};"]
+        case _:
+            raise TemplateError(f"a scale's code is not decoded by {op} here: take unit=vendor")
+
+
 def look_up_pairs(bits: int) -> str:
     """Turn the pairs of a word ($n), whose codes are neighbours, into pairs of values $0 … from this lane's table `pairs`."""
     count = 32 // (2 * bits)

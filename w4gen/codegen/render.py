@@ -16,6 +16,7 @@ from w4gen.codegen.blocks import GemmPrinter
 from w4gen.codegen.dense import DensePrinter, GradientPrinter
 from w4gen.codegen.fast import HalfPrinter, MmaPrinter
 from w4gen.codegen.printer import Printer
+from w4gen.codegen.wgmma import WgmmaPrinter
 from w4gen.errors import ShapeError, TemplateError
 from w4gen.formats import is_named
 from w4gen.ir.lower import lower
@@ -24,6 +25,7 @@ from w4gen.ir.program import Program
 from w4gen.ir.tile import Space
 from w4gen.schedule.apply import apply
 from w4gen.schedule.arch import ARCHES, GRID
+from w4gen.schedule.arch import arch as arch_named
 from w4gen.schedule.schedule import Schedule
 
 
@@ -94,6 +96,7 @@ PRINTERS = {
     "dequant": DensePrinter,
     "gemv_mma": MmaPrinter,
     "gemv_half": HalfPrinter,
+    "gemm_wgmma": WgmmaPrinter,
     "dgrad": GradientPrinter,
 }
 """What fills each template."""
@@ -104,7 +107,7 @@ def render(program: Program, schedule: Schedule, arch: str, folder: Path | None 
     name = f"{schedule.template}.py.jinja"
     if schedule.template not in PRINTERS:
         raise TemplateError(f"no printer for a template {schedule.template}: there are {', '.join(PRINTERS)}")
-    printer = PRINTERS[schedule.template](program, schedule)
+    printer = PRINTERS[schedule.template](program, schedule, arch_named(arch).features)
     problem = program.problem
     printer.schedule.warps, printer.schedule.stages, printer.schedule.maxnreg  # noqa: B018  the launch reads these
     try:
@@ -159,6 +162,7 @@ GRIDS = {
     "gemm": ("m", "n", "part"),
     "gemv_mma": ("n", "m"),
     "gemv_half": ("n",),
+    "gemm_wgmma": ("m", "n", "part"),
     "dequant": ("k", "n"),
     "dgrad": ("m", "k"),
     "add_parts": ("y",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import accumulate
+from operator import mul
 
 from w4gen.codegen.index import Index, Term, suffixed
 from w4gen.codegen.tl import STATIC, dims, pointer, variable
@@ -93,20 +94,24 @@ class Walk:
 
     def place(self, layout: Layout) -> tuple[Index, str]:
         """The unit and the bit of an element in one plane, digit by digit."""
-        units: list[Term] = []
-        bits: list[Term] = []
+        units, bits = Index(()), Index(())
         for axis in layout.axes:
-            if self.index[axis].floor > 1:  # a quotient has no digits of its own
+            digits = [digit for digit in layout.digits if digit.axis == axis]
+            cuts = list(accumulate((digit.size for digit in digits), mul, initial=1))
+            if not self.index[axis].splits(*cuts[:-1]):
                 self.index[axis] = Index((self.named(axis, self.index[axis]),))
             index, below = self.index[axis], 1
-            for digit in (digit for digit in layout.digits if digit.axis == axis):
+            for digit in digits:
                 part = index.quotient(below)
                 below *= digit.size
                 part = part if below == layout.size(axis) else part.remainder(digit.size)
                 inside = digit.stride < layout.unit
-                (bits if inside else units).extend(part.times(digit.stride if inside else digit.stride // layout.unit).terms)
-        unit = Index(tuple(term for term in units if term.modulo != 1))
-        return unit, Index(tuple(term for term in bits if term.modulo != 1)).render(self.dims) if bits else ""
+                if inside:
+                    bits += part.times(digit.stride)
+                else:
+                    units += part.times(digit.stride // layout.unit)
+        unit = Index(tuple(term for term in units.terms if term.modulo != 1))
+        return unit, Index(tuple(term for term in bits.terms if term.modulo != 1)).render(self.dims) if bits.terms else ""
 
     def split(self, layout: Layout) -> Index:
         """k as the digits of word and code."""
@@ -114,12 +119,12 @@ class Walk:
         cuts = (place.divide * size for place in places if place.source == "word" for size in (1, place.modulo or 1))
         if not word.splits(*cuts):
             word = Index((self.named("word", word),))
-        terms: list[Term] = []
+        whole = Index(())
         for place in places:
             at = word if place.source == "word" else Index((self.code,))
             digit = at.quotient(place.divide).remainder(place.modulo) if place.modulo else at.quotient(place.divide)
-            terms += digit.times(place.weight).terms
-        return Index(tuple(term for term in terms if term.text != "0" and term.modulo != 1))
+            whole += digit.times(place.weight)
+        return Index(tuple(term for term in whole.terms if term.text != "0" and term.modulo != 1))
 
     def named(self, axis: str, index: Index) -> Term:
         """A variable for an index that is too long to repeat."""
@@ -160,7 +165,11 @@ class Walk:
                 lines, inside = [*lines, f"inside = {inside}"], "inside"
             mask = f", mask={inside}, other={zero}"
         if len(where) + len(mask) + len(extra) > 80:
-            lines, where = [*lines, f"{variable(name)}_at = {where}"], f"{variable(name)}_at"
+            at, terms = f"{variable(name)}_at", where.split(" + ")
+            half = len(terms) // 2 if len(where) > 100 and "(" not in where else len(terms)
+            lines = [*lines, f"{at} = {' + '.join(terms[:half])}"]
+            lines += [f"{at} += {' + '.join(terms[half:])}"] if terms[half:] else []
+            where = at
         text = f"tl.load({memory} + {where}{mask}{extra})" + (".to(tl.int32)" if element == U8 else "")
         return lines, text + (f" >> ({shift})" if shift and shift != "0" else "")
 

@@ -14,7 +14,20 @@ import click
 from w4gen import cache, pipeline, toolchain
 from w4gen.codegen.render import Kernel
 from w4gen.commands.bundle import bundled
-from w4gen.commands.question import aligned, answer, as_json, asked, count, detected, formula, picked, question, tell, trial
+from w4gen.commands.question import (
+    aligned,
+    answer,
+    as_json,
+    asked,
+    because,
+    count,
+    detected,
+    formula,
+    picked,
+    question,
+    tell,
+    trial,
+)
 from w4gen.errors import W4Error
 from w4gen.schedule import arch as arches
 from w4gen.schedule.cost import bytes_moved, floor_us
@@ -126,8 +139,7 @@ def facts_of(kernel: Kernel, arch: arches.Arch, built: dict[str, toolchain.Binar
 
 def told(facts: dict[str, Any], kernel: Kernel) -> str:
     """The facts in words."""
-    (low, high), rows = facts["m"], facts["rows"]
-    schedule, problem = kernel.schedule, kernel.problem
+    rows, schedule, problem = facts["rows"], kernel.schedule, kernel.problem
     programs = kernel.programs(kernel.pieces[0], rows)
     each = schedule.split_k if schedule.sum_at == "shared" else 1  # of a cluster
     grid = f"{count(each * programs[0] * programs[1] * programs[2], 'program')} of {count(schedule.warps, 'warp')}"
@@ -149,7 +161,7 @@ def told(facts: dict[str, Any], kernel: Kernel) -> str:
         ("format", f"{facts['format']}, x and y in {facts['x']}, sums in {problem.accumulate}"),
         ("kernel", facts["kernel"]),
         ("schedule", f"{grid}, {tile}, {units[schedule.unit]}{split}"),
-        ("why", f"{facts['chosen']} for M={low}..{high} (nothing was timed): {scales}{zero}"),
+        ("why", f"{because(facts['chosen'], problem)}: {scales}{zero}"),
         ("arch", f"{facts['arch']} ({facts['board']})"),
         ("needs", f"{facts['registers']} registers a thread, {facts['spills']} spills, {facts['shared_bytes']} bytes shared"),
         ("moves", f"{facts['bytes_moved']:,} bytes a call ({facts['padding']:.1%} of the codes are padding)"),

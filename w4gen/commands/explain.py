@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from w4gen import pipeline
-from w4gen.commands.question import aligned, answer, as_json, asked, count, formula, picked, question, table, tell
+from w4gen.commands.question import aligned, answer, as_json, asked, because, count, formula, picked, question, table, tell
 from w4gen.errors import W4Error
 from w4gen.ir.layout import Layout, dense
 from w4gen.ir.lower import lower
@@ -175,7 +175,7 @@ def tried(program: Program, schedule: Schedule, arch: Arch, rows: int) -> tuple[
 
 def told(facts: dict[str, Any], problem: Problem, arch: Arch, rows: int) -> str:
     """The facts in words."""
-    n, k, high = problem.n, problem.k, problem.m[1]
+    n, k = problem.n, problem.k
     bounds = facts["bounds_us"]
     kernel = facts["path"] == "kernel"
     path = "a generated kernel" if kernel else f"the fallback, dequantize then multiply by PyTorch: {facts['why']}"
@@ -183,7 +183,7 @@ def told(facts: dict[str, Any], problem: Problem, arch: Arch, rows: int) -> str:
     waste = f"{facts['padding']:.1%}: {held}" if facts["padding"] else "none"
     rates = ", ".join(f"{name} {us:.2f} us" for name, us in bounds.items())
     moved = ", ".join(f"{name} {size:,}" for name, size in facts["bytes"].items())
-    chosen = f"{facts['chosen']} for M={problem.m[0]}..{high} (nothing was timed)"
+    chosen = because(facts["chosen"], problem)
     lines = [
         ("asked", formula(problem, rows)),
         ("format", f"{facts['format']}, x and y in {facts['x']}, sums in {problem.accumulate}"),

@@ -154,10 +154,19 @@ def formula(problem: Problem, rows: int) -> str:
     return f"y[{rows}, {n}] = x[{rows}, {k}] · wᵀ: {what}"
 
 
+STORED = "stored by tuning"
+
+
 def picked(problem: Problem, arch: arches.Arch) -> tuple[Schedule, str]:
     """The schedule that a compile starts from, and who chose it."""
     stored = pipeline.winner(lower(problem), arch)
-    return (stored.schedule, "stored by tuning") if stored else (pick(lower(problem), able(arch)), "the rules' choice")
+    return (stored.schedule, STORED) if stored else (pick(lower(problem), able(arch)), "the rules' choice")
+
+
+def because(chosen: str, problem: Problem) -> str:
+    """Who chose a schedule, for which M, and whether anything was timed for it."""
+    timed = "" if chosen == STORED else " (nothing was timed)"
+    return f"{chosen} for M={problem.m[0]}..{problem.m[1]}{timed}"
 
 
 def answer(problem: Problem, arch: arches.Arch, schedule: str = "", templates: Path | None = None) -> Kernel:

@@ -1,8 +1,11 @@
-"""`w4gen tune`: schedules timed on the GPU here, for one layer or for those of a model."""
+"""`w4gen tune`: schedules timed on the GPU here, for one layer or for those of models."""
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,31 +16,47 @@ from w4gen.commands.bundle import of_model
 from w4gen.commands.question import as_json, asked, count, detected, load_format, question, tell
 from w4gen.errors import W4Error
 from w4gen.ir.problem import Problem
+from w4gen.layers import PRESETS
+from w4gen.tuned import Row
 
 
 @click.command()
 @question
 @as_json
-@click.option("--model", type=click.Path(path_type=Path), help="config.json or a preset: tune all linear layers of a model")
-@click.option("--tp", default="1", help="with --model: shards of tensor parallelism, one or several, as in 1,2,4")
+@click.option("--model", "models", multiple=True, help="config.json or a preset: tune all linear layers of a model; repeatable")
+@click.option("--presets", is_flag=True, help=f"tune those of {', '.join(PRESETS)}")
+@click.option("--tp", default="1", help="with a model: shards of tensor parallelism, one or several, as in 1,2,4")
 @click.option("--budget", default=60.0, show_default=True, type=click.FloatRange(min=0.0), help="seconds, in all")
 @click.option("--again", is_flag=True, help="tune also what was tuned before on this GPU with this Triton")
-def tune(as_json: bool, model: Path | None, tp: str, budget: float, again: bool, **options: Any) -> None:
-    """Time schedules on the GPU here and keep the fastest that are right; Ctrl-C keeps what is done, and a second run goes on."""
-    questions = wanted(model, tp, options)
+def tune(as_json: bool, models: tuple[str, ...], presets: bool, tp: str, budget: float, again: bool, **options: Any) -> None:
+    """Time schedules on the GPU here and keep the fastest that are right; Ctrl-C keeps what is done, and a second run goes on.
+
+    --format may list several, as in int4_g128,nf4_g64.
+    """
+    questions = wanted([*models, *(PRESETS if presets else ())], tp, options)
     if detected() == "portable":
         raise W4Error("times come from GPUs only and there is none here: run w4gen tune where the kernels will run")
-    start, rows = time.monotonic(), []
+    start = last = time.monotonic()
+    rows = []
     for turn, (each, row, found) in enumerate(w4gen.tune(questions, budget, again), 1):
-        skipped = len(found.skipped) if found else 0
-        rows.append({"question": str(each.problem), "row": row.facts() if row else None, "skipped": skipped})
+        skipped, now = len(found.skipped) if found else 0, time.monotonic()
+        facts = {"question": str(each.problem), "row": row.facts() if row else None, "skipped": skipped}
+        rows.append(facts | {"seconds": round(now - last, 2)})
         if not as_json:
-            gone = time.monotonic() - start
-            verdict = f"{row.us:.2f} us, floor {row.floor_us:.2f}, {count(row.trials, 'trial')}" if row else told(found)
+            verdict = timed(row) if row else told(found)
             at = f"{each.m}x{each.problem.k}x{each.problem.n} {each.problem.format.label}"
-            click.echo(f"{turn}/{len(questions)} {at}: {verdict}, {skipped} skipped; {max(0.0, budget - gone):.0f} s left")
+            spent = f"{now - last:.1f} s; {max(0.0, budget - now + start):.0f} s left"
+            click.echo(f"{turn}/{len(questions)} {at}: {verdict}, {skipped} skipped, {spent}")
+        last = now
     if as_json:
         tell(rows)
+    elif len(rows) < len(questions):
+        click.echo(f"{count(len(questions) - len(rows), 'question')} left: run it again to go on")
+
+
+def timed(row: Row) -> str:
+    """What a row came to."""
+    return f"{row.us:.2f} us, rules {row.rules_us:.2f}, floor {row.floor_us:.2f}, {count(row.trials, 'trial')}"
 
 
 def told(found: Any) -> str:
@@ -45,13 +64,19 @@ def told(found: Any) -> str:
     return "none was right, the rules answer" if found else "passed over: tuned before, or too large for the memory"
 
 
-def wanted(model: Path | None, tp: str, options: dict[str, Any]) -> list[tuple[Problem, int, int]]:
-    """The problems that the options name, with the rows of x to time each with and how many layers have it."""
+def wanted(models: Sequence[str], tp: str, options: dict[str, Any]) -> list[tuple[Problem, int, int]]:
+    """The problems that the options name, with the rows of x to time each with and how many layers have it.
+
+    A row answers with a bias and without: layers of models are timed without.
+    """
     if options["arch"] or options["layout"]:
         raise W4Error("tuning is for the GPU here, in the stored order that its kernels read: leave out --arch and --layout")
-    if model is None:
-        problem, _, rows = asked(**options)
-        return [(problem, rows, 1)]
-    form = load_format(options["format_name"])
-    found = of_model(model, tp, options["m"] or "1,16,256", form, options["dtype"])
-    return [(problem, rows, layer.count) for problem, (layer, rows) in found.items()]
+    forms = options["format_name"].split(",")
+    if not models:
+        return [(problem, rows, 1) for problem, _, rows in (asked(**options | {"format_name": form}) for form in forms)]
+    found: dict[Problem, tuple[int, int]] = {}
+    for form, model in itertools.product(map(load_format, forms), models):
+        for problem, (layer, rows) in of_model(Path(model), tp, options["m"] or "1,16,256", form, options["dtype"]).items():
+            alike = replace(problem, bias=False)
+            found[alike] = rows, layer.count + found.get(alike, (rows, 0))[1]
+    return [(problem, rows, layers) for problem, (rows, layers) in found.items()]

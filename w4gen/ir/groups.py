@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import gcd
+
 import numpy as np
 
 from w4gen.ir.layout import PLANES, Digit, Layout, matrix
@@ -18,22 +20,32 @@ def bytes_of_rows(n: int, g: int, bits: int) -> Layout:
     return split if split is not None else matrix({"n": n, "g": g}, 8)
 
 
-def beside(layout: Layout, groups: int, bits: int) -> Layout:
+def together(group: int, groups: int, bits: int) -> int:
+    """Neighbouring groups of a row whose scales lie together: those of 128 k, as far as 16 bytes hold them for two rows.
+
+    Groups of 64 k and more are steps of their own.
+    """
+    return gcd(groups, min(128 // group, 64 // bits)) if group < 64 and 128 % group == 0 else 1
+
+
+def beside(layout: Layout, groups: int, bits: int, held: int = 1) -> Layout:
     """The order of a tensor of one machine word for each row n and group g, kept beside codes in `layout`.
 
     Row-major beside rows. Beside blocks of several rows it follows the rows of a block, those that share a word of codes next to
-    each other: what a lane needs of it is one load.
+    each other, then `held` groups, then the other rows: what a lane needs of it is one load.
     """
     rows_of = sorted((digit for digit in layout.digits if digit.axis == "n"), key=lambda digit: digit.stride)
     if layout.row_units() is not None:
         return matrix({"n": layout.size("n"), "g": groups}, bits)
     block = [digit for digit in rows_of if digit.stride < layout.block_units * layout.unit]
-    order = [*block, Digit("g", groups, 0), *(digit for digit in rows_of if digit not in block)]
+    shared = [digit for digit in block if digit.stride < layout.unit]
+    near, far = ([Digit("g", held, 0)] if held > 1 else []), Digit("g", groups // held, 1)
+    order = [*shared, *near, *block[len(shared) :], far, *(digit for digit in rows_of if digit not in block)]
     places: dict[Digit, int] = {}
     stride = bits
     for digit in order:
         places[digit], stride = stride, stride * digit.size
-    listed = [digit for digit in layout.digits if digit in places] + [Digit("g", groups, 0)]
+    listed = [*(digit for digit in layout.digits if digit in places), *near, far]
     return Layout(tuple(Digit(each.axis, each.size, places[each]) for each in listed), bits, bits)
 
 

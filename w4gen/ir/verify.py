@@ -6,7 +6,7 @@ from typing import Protocol
 
 from w4gen.errors import ScheduleError
 from w4gen.ir.program import Program
-from w4gen.ir.tile import Const, Convert, Dot, Input, Op, Slice, Space, Store
+from w4gen.ir.tile import Const, Convert, Dot, Input, Op, Pad, Repeat, Slice, Space, Store
 from w4gen.ir.types import DType
 
 
@@ -43,18 +43,30 @@ def roles(op: Op) -> tuple[set[str], ...]:
 
 
 def bytes_of(program: Program, names: list[str]) -> int:
-    """Bytes of the tiles of machine types among `names`."""
+    """Bytes of the tiles of machine types among `names`; an element that many k share counts once."""
     total = 0
     for name in names:
-        tile, size = program.tile(name), 1
+        tile, size, shared = program.tile(name), 1, repeated(program, name)
         for axis, extent in tile.sizes.items():
-            size *= 1 if axis in ("span", "code") else extent
+            size *= 1 if axis in ("span", "code") else -(-extent // shared) if axis == "k" else extent
         total += size * tile.element.bits // 8 if isinstance(tile.element, DType) else 0
     return total
 
 
-def verify(program: Program, limits: Limits, warps: int) -> Program:
-    """The program itself where it is legal. Raises `ScheduleError` that names the node, the limit and the way out."""
+def repeated(program: Program, name: str) -> int:
+    """The neighbouring k that read one element of a block of scales or zeros."""
+    op = program.op(name)
+    while isinstance(op, Slice | Pad):
+        name = program.source(name)
+        op = program.op(name)
+    return op.group if isinstance(op, Repeat) else 1
+
+
+def verify(program: Program, limits: Limits, warps: int, ring: int = 1) -> Program:
+    """The program itself where it is legal, with `ring` of each tile in shared memory.
+
+    Raises `ScheduleError` that names the node, the limit and the way out.
+    """
     for name in program:
         given = set(program.operands(name))
         if given not in roles(program.op(name)):
@@ -78,7 +90,7 @@ def verify(program: Program, limits: Limits, warps: int) -> Program:
         raise ScheduleError(
             f"the tiles need {need} registers a thread, {limits.name} has {limits.registers}: take smaller blocks or more warps"
         )
-    shared = bytes_of(program, [name for name in program if program.tile(name).space is Space.SHARED])
+    shared = ring * bytes_of(program, [name for name in program if program.tile(name).space is Space.SHARED])
     if shared > limits.shared_bytes:
         raise ScheduleError(f"the tiles need {shared} bytes of shared memory, {limits.name} has {limits.shared_bytes}")
     return program

@@ -69,16 +69,16 @@ class Report:
         return f"{verdict} {self.where}: {error}, {repeats}{time}"
 
 
-def random_call(kernel: Kernel, m: int, rows: int, device: torch.device) -> tuple[Any, ...]:
+def random_call(kernel: Kernel, m: int, rows: int, device: torch.device, w: Weight | None = None) -> tuple[Any, ...]:
     """Fresh x [m, K] (of a gradient dY [m, N]), the first `rows` rows of a Weight, stored as the kernel reads them, a bias [N].
 
-    A residual too, if one is asked for.
+    A residual too, if one is asked for. The weight is `w` where it is given: making one takes longer than anything else here.
     """
     problem, stored = kernel.problem, kernel.program.tile("codes.stored").layout
     form, kind = problem.format, torch_dtype(problem.x)
     if stored is not None and rows < problem.n:
         stored = first_rows(stored, rows)
-    w = random_weight(form, rows, problem.k, stored, device)
+    w = w or random_weight(form, rows, problem.k, stored, device)
     x = torch.randn(m, problem.inputs, device=device).to(kind)
     bias = torch.randn(problem.n, device=device).to(kind) if problem.bias else None
     return x, w, bias, *[torch.randn(m, problem.n, device=device).to(kind)] * problem.residual
@@ -106,7 +106,7 @@ def random_zeros(form: Format, scales: torch.Tensor) -> torch.Tensor | None:
     return zeros.to(torch_dtype(form.zero))
 
 
-def check(kernel: Kernel, calls: int = CALLS, timed: bool = True) -> Report:
+def check(kernel: Kernel, calls: int = CALLS, timed: bool = True, w: Weight | None = None) -> Report:
     """Run a kernel on random data at both ends of its bucket, in the mode this process has, and compare with the truth."""
     problem, device = kernel.problem, torch.device("cpu" if interpreted() else "cuda")
     block = kernel.schedule.block_n
@@ -119,7 +119,7 @@ def check(kernel: Kernel, calls: int = CALLS, timed: bool = True) -> Report:
     launch, outputs = launcher(kernel, device, rows), rows * problem.outputs // problem.n
     worst, bound, equal = 0.0, 0.0, True
     for m in dict.fromkeys((problem.m[0], min(problem.m[1], MOST))):
-        x, w, bias, *residual = random_call(kernel, m, held, device)
+        x, w, bias, *residual = random_call(kernel, m, held, device, w)
         results = []
         for _ in range(calls):
             y = torch.full((m, problem.outputs), torch.nan, dtype=torch_dtype(problem.y), device=device)

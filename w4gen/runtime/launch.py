@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from threading import Lock
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch.nn.functional import linear
@@ -22,8 +22,11 @@ from w4gen.runtime.interpreter import mend_bf16
 from w4gen.runtime.weight import Weight
 from w4gen.schedule.arch import ARCHES, Arch, arch, for_capability
 
-Launch: TypeAlias = Callable[..., None]
 _SWITCH = Lock()
+current_device = getattr(torch._C, "_cuda_getDevice", lambda: -1)
+"""The number of the current GPU; a build of PyTorch without GPUs has none."""
+current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+"""The address of the current stream of a GPU."""
 
 
 def arguments(kernel: Kernel) -> tuple[str, ...]:
@@ -44,47 +47,70 @@ def arch_of(device: torch.device | None = None) -> Arch:
     return replace(for_capability(facts.major, facts.minor), device=facts.name, device_sms=facts.multi_processor_count)
 
 
-def launcher(kernel: Kernel, device: torch.device, n: int = 0) -> Launch:
-    """`launch(y, x, *buffers of the weight, bias, (residual,) m)`: its functions, then the vendor's matmul if it has one.
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One function of a kernel, loaded on a GPU: `start(*grid, stream, *flags, *arguments)`, pointers as whole numbers."""
 
-    `n` cuts everything to the first outputs (0: all of them). A kernel that reads weights before the one in front has ended does
-    so only where the weights are those of the call before: the first call after a write to them waits. It is launched on the
-    current stream of its own device, whichever device is current.
+    start: Callable[..., None]
+    flags: tuple[Any, ...]
+
+    def __call__(self, grid: tuple[int, int, int], given: Sequence[Any]) -> None:
+        """Launch it on the current stream of the current device."""
+        stream = current_stream(current_device())
+        self.start(*grid, stream, *self.flags, *[each if type(each) is int else each.data_ptr() for each in given])
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """`launch(y, x, *buffers of the weight, bias, (residual,) m)`: a kernel's functions, then the vendor's matmul if it has one.
+
+    `n` cuts everything to the first outputs (0: all of them). `makes` is what lives between the functions of one call; `places`
+    says, for each function, where its arguments are among those of the call and what is made for it. A kernel that reads weights
+    before the one in front has ended does so only where the weights are those of the call before (`ways[True]`): the first call
+    after a write to them waits. It is launched on the current stream of its own device, whichever device is current.
     """
+
+    kernel: Kernel
+    device: torch.device
+    n: int
+    ways: dict[bool, list[Callable[..., None]]]
+    makes: tuple[str, ...]
+    places: tuple[tuple[int, ...], ...]
+    grids: dict[int, list[tuple[int, int, int]]] = field(default_factory=dict)
+
+    def __call__(self, *call: Any) -> None:
+        if self.device.index is None or current_device() == self.device.index:
+            self._here(call)
+            return
+        with torch.cuda.device(self.device):
+            self._here(call)
+
+    def grid(self, m: int) -> list[tuple[int, int, int]]:
+        """The programs of each function for m rows."""
+        if m not in self.grids:
+            self.grids[m] = [self.kernel.programs(piece, m, self.n) for piece in self.kernel.pieces]
+        return self.grids[m]
+
+    def _here(self, call: tuple[Any, ...]) -> None:
+        m, end = call[-1], -2 - self.kernel.problem.residual
+        made = _workspace(self.kernel, self.makes, m, self.n, call[1]) if self.makes else {}
+        given = (*call, *map(made.get, self.makes))
+        starts = self.ways[True in self.ways and unwritten(call[2:end])]
+        for start, grid, places in zip(starts, self.grid(m), self.places, strict=True):
+            start(grid, [given[place] for place in places])
+        if "dense_ptr" in self.makes:
+            _multiply(self.kernel.problem, dict(zip((*arguments(self.kernel), *self.makes), given, strict=True)), self.n)
+
+
+def launcher(kernel: Kernel, device: torch.device, n: int = 0) -> Launch:
+    """The launch of a kernel on a device, its functions loaded there; `n` cuts it to the first outputs (0: all of them)."""
     early = bool(kernel.schedule.overlap) and not toolchain.interpreted()
     load = _interpreted if toolchain.interpreted() else _compiled
-    ways = {overlap: [(piece, load(kernel, piece, device, overlap)) for piece in kernel.pieces] for overlap in {False, early}}
+    ways = {overlap: [load(kernel, piece, device, overlap) for piece in kernel.pieces] for overlap in {False, early}}
     names = arguments(kernel)
-    end = names.index("bias_ptr")
-    makes = {argument for piece in kernel.pieces for argument in piece.arguments} - set(names)
-    grids: dict[tuple[int, bool], list[Any]] = {}
-
-    def launch(*call: Any) -> None:
-        given, m = dict(zip(names, call, strict=True)), call[-1]
-        way = (m, early and unwritten(call[2:end]))
-        if way not in grids:
-            grids[way] = [run[kernel.programs(piece, m, n)] for piece, run in ways[way[1]]]
-        if makes:
-            given |= _workspace(kernel, makes, m, n, call[1])
-        for piece, run in zip(kernel.pieces, grids[way], strict=True):
-            run(*[given[name] for name in piece.arguments])
-        if "dense_ptr" in makes:
-            _multiply(kernel.problem, given, n)
-
-    return launch if device.type == "cpu" else on_device(launch, device)
-
-
-def on_device(launch: Launch, device: torch.device) -> Launch:
-    """`launch`, with `device` made the current one where it is not: Triton launches on the current device and its stream."""
-
-    def there(*call: Any) -> None:
-        if device.index is None or torch.cuda.current_device() == device.index:
-            launch(*call)
-            return
-        with torch.cuda.device(device):
-            launch(*call)
-
-    return there
+    makes = tuple(sorted({argument for piece in kernel.pieces for argument in piece.arguments} - set(names)))
+    places = tuple(tuple(map((*names, *makes).index, piece.arguments)) for piece in kernel.pieces)
+    return Launch(kernel, device, n, ways, makes, places)
 
 
 def capturing(device: torch.device) -> bool:
@@ -110,19 +136,21 @@ def unwritten(buffers: Sequence[torch.Tensor | None]) -> bool:
     return seen == versions
 
 
-def _interpreted(kernel: Kernel, piece: Piece, device: torch.device, overlap: bool) -> Any:
+def _interpreted(kernel: Kernel, piece: Piece, device: torch.device, overlap: bool) -> Callable[..., None]:
     mend_bf16()
-    return toolchain.function(kernel, piece)
+    function = toolchain.function(kernel, piece)
+    return lambda grid, given: function[grid](*given)
 
 
-def _compiled(kernel: Kernel, piece: Piece, device: torch.device, overlap: bool) -> Any:
+def _compiled(kernel: Kernel, piece: Piece, device: torch.device, overlap: bool) -> Start:
     with torch.cuda.device(device):
-        loaded = toolchain.load(kernel, piece, arch_of(device), overlap)
+        arch = arch_of(device)
+        loaded = toolchain.load(kernel, piece, arch, overlap)
         loaded._init_handles()  # now, and not in a stream capture
-        return loaded
+        return Start(*toolchain.starter(loaded, arch))
 
 
-def _workspace(kernel: Kernel, makes: set[str], m: int, n: int, x: torch.Tensor) -> dict[str, torch.Tensor]:
+def _workspace(kernel: Kernel, makes: Sequence[str], m: int, n: int, x: torch.Tensor) -> dict[str, torch.Tensor]:
     """What lives between the functions of one call: partial sums f32 [split, m, N], or the dense weight [n, K] in x's type."""
     made = {}
     if "parts_ptr" in makes:
@@ -184,6 +212,8 @@ def bind(kernel: Kernel) -> Callable[..., torch.Tensor]:
             raise ShapeError(f"{w} with{'' if bias is not None else 'out'} bias does not answer the kernel's problem {problem}")
         if (None if residual is None else tuple(residual.shape)) != ((x.shape[0], problem.outputs) if problem.residual else None):
             raise ShapeError(f"residual does not answer the kernel's problem {problem}: give one of y's shape, or none")
+        if any(each is not None and each.device != x.device for each in (*w.buffers, bias, residual)):
+            raise ShapeError(f"x is on {x.device}, and another tensor is not: move all of them to one device")
         w = w.packed_as(layout) if layout is not None else w
         y = torch.full((x.shape[0], problem.outputs), torch.nan, dtype=torch_dtype(problem.y), device=x.device)
         if x.device not in launches:

@@ -13,7 +13,7 @@ from w4gen.formats import named
 from w4gen.ir.layout import Layout
 from w4gen.ir.problem import ACTIVATIONS, PAIRED, outputs
 from w4gen.ir.types import Format
-from w4gen.runtime import dtypes
+from w4gen.runtime import dtypes, eager
 from w4gen.runtime.epilogue import finished
 from w4gen.runtime.ops import VERSION, refuse_mixed, stored_for
 from w4gen.runtime.weight import Weight
@@ -138,6 +138,7 @@ class Linear(torch.nn.Module):
         order: torch.Tensor | None = None,
     ) -> None:
         super().__init__()
+        self._calls: dict[tuple[Any, ...], eager.Call] = {}
         if order is not None and (problem := _order_problem(order, weight.k)):
             raise ShapeError(problem)
         self.batch_invariant, self.activation = batch_invariant, activation
@@ -159,6 +160,11 @@ class Linear(torch.nn.Module):
     def weight(self) -> Weight:
         """The weight as it is stored now."""
         return Weight(self.format, self.out_features, self.in_features, self.layout, self._held())
+
+    @property
+    def launched(self) -> Linear:
+        """The layer whose kernels a call runs: this one."""
+        return self
 
     def _hold(self, weight: Weight) -> None:
         """Keep a weight, packed for the device that it is on."""
@@ -183,10 +189,37 @@ class Linear(torch.nn.Module):
         return tuple(self._buffers[name] for name in self._names)  # type: ignore[misc]
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        short = residual is None and eager.plain(x)
+        if short:
+            asked = x.shape, x.dtype, x.device, self.activation, self.batch_invariant
+            call = self._calls.get(asked)
+            y = None if call is None else call(x, self._buffers)
+            if y is not None:
+                return y
+        y = self._answer(x, residual)
+        if short:
+            self._prepare(asked, x)
+        return y
+
+    def _answer(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        """y by the op."""
         _check(x, self.in_features, self.out_features, self.bias, self.activation, residual)
         x = x if self.order is None else x[..., self.order]
         how = self.out_features, self._format, self._layout, self.batch_invariant, self.activation
         return _call(x, self._held(), self.bias, *how, residual)
+
+    def _prepare(self, asked: tuple[Any, ...], x: torch.Tensor) -> None:
+        """Keep what the op found for x, that the next call of this shape may launch it at once."""
+        how = self.out_features, self._format, self._layout, self.bias, self.batch_invariant, self.activation, None
+        call = eager.prepared(eager.known(x, *how), x, self._buffers, self._names)
+        if call is not None:
+            if len(self._calls) >= eager.LIMIT:
+                self._calls.clear()
+            self._calls[asked] = call
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy prepares its own calls."""
+        return self.__dict__ | {"_calls": {}}
 
     def get_extra_state(self) -> torch.Tensor:
         """What the buffers hold, as text in bytes: a tensor, as files of tensors alone are to hold it too."""

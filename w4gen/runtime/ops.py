@@ -1,9 +1,7 @@
 """The one stable op, `torch.ops.w4gen.linear`, with what each part of PyTorch asks of it: CUDA, CPU, shapes, autocast, vmap.
 
 The op takes tensors plus format and layout as strings and the version of its schema, so a graph that holds it describes itself.
-On a GPU it looks up the launch of (device, dtype, bucket, weight); a miss compiles. Shapes without a kernel take the fallback:
-dequantize, then matmul. `linear_dx` is its gradient with respect to x, an op too, so that traced graphs hold no dequantization:
-a kernel that reads the same weight, or, where there is none, a slab of the weight dequantized after the other.
+On a GPU it looks up the launch of (device, dtype, bucket, weight); a miss compiles. `linear_dx`: its gradient in x.
 """
 
 from __future__ import annotations
@@ -45,6 +43,15 @@ LAUNCHES: dict[Key, Launch | None] = {}
 _MISSES = Lock()
 
 
+def question(
+    x: torch.Tensor, n: int, format: str, layout: str, bias: Any, batch_invariant: bool, activation: str, residual: Any
+) -> Key:
+    """What the launch for x [..., K] is looked up by."""
+    k = x.shape[-1]
+    rows = EVERY if batch_invariant else bucket(x.numel() // k)
+    return x.device.index, x.dtype, rows, n, k, format, layout, False, bias is not None, activation, residual is not None
+
+
 def on_gpu(
     x: torch.Tensor,
     weight: list[torch.Tensor],
@@ -60,11 +67,10 @@ def on_gpu(
     """x [M, K] -> y [M, N] by a generated kernel: that of M's bucket or, where rows must not depend on M, that of every M."""
     _current(version)
     refuse_mixed(x, weight, bias, format, residual)
-    m, k = x.shape
+    m = x.shape[0]
     if m == 0:
         return x.new_empty((0, outputs(n, activation)))
-    rows = EVERY if batch_invariant else bucket(m)
-    key = (x.device.index, x.dtype, rows, n, k, format, layout, False, bias is not None, activation, residual is not None)
+    key = question(x, n, format, layout, bias, batch_invariant, activation, residual)
     try:
         launch = LAUNCHES[key]
     except KeyError:
@@ -116,9 +122,9 @@ def dx_on_gpu(
     _current(version)
     refuse_mixed(dy, weight, None, format, None)
     m, n = dy.shape
+    key = (dy.device.index, dy.dtype, bucket(m), n, k, format, layout, True, False, "", False)
     if m == 0:
         return dy.new_empty((0, k))
-    key = (dy.device.index, dy.dtype, bucket(m, gradient=True), n, k, format, layout, True, False, "", False)
     try:
         launch = LAUNCHES[key]
     except KeyError:
@@ -137,15 +143,14 @@ def dx_of_slabs(
     _current(version)
     refuse_captured(dy, "is a gradient, which dequantizes the weight", "capture the forward pass alone")
     wide = torch.promote_types(dy.dtype, torch.float32)
-    sums = torch.zeros((dy.shape[0], k), dtype=wide, device=dy.device)
-    first = 0
+    sums, first = torch.zeros((dy.shape[0], k), dtype=wide, device=dy.device), 0
     for slab in slabs(weight, _format(format), _layout(layout), dy.shape[1], k):
         some = dy[:, first : first + len(slab)]
+        first += len(slab)
         if dy.device.type == "cpu" or dy.dtype == wide:
             sums.addmm_(some.to(wide), slab.to(wide))
         else:
-            sums += torch.mm(some, slab.to(dy.dtype), out_dtype=torch.float32)
-        first += len(slab)
+            sums += torch.mm(some, slab.to(dy.dtype), out_dtype=wide)
     return sums.to(dy.dtype)
 
 
@@ -253,17 +258,16 @@ def refuse_mixed(
     x: torch.Tensor, weight: Iterable[torch.Tensor], bias: torch.Tensor | None, format: str, residual: torch.Tensor | None
 ) -> None:
     """Raise `ShapeError` with the device of each tensor where they are not all on one."""
-    device = x.device
-    if any(each is not None and each.device != device for each in (*weight, bias, residual)):
+    if {each.device for each in (x, *weight, bias, residual) if each is not None} != {x.device}:
         given = zip((*_format(format).parts(1, 1), "bias", "residual"), (*weight, bias, residual))
         places = ", ".join(f"{name} on {each.device}" for name, each in given if each is not None)
-        raise ShapeError(f"x is on {device}, {places}: move all of them to one device")
+        raise ShapeError(f"x is on {x.device}, {places}: move all of them to one device")
 
 
 def refuse_captured(x: torch.Tensor, what: str, instead: str) -> None:
     """Raise `W4Error`, before the stream is touched, where a CUDA graph is being captured."""
     if capturing(x.device):
-        sizes = f"[{x.shape[0]}, {x.shape[1]}] of {x.dtype} on {x.device}"
+        sizes = f"{list(x.shape)} of {x.dtype} on {x.device}"
         raise W4Error(f"a call with {sizes} inside the capture of a CUDA graph {what}, which a capture cannot hold: {instead}")
 
 

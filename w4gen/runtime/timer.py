@@ -25,6 +25,11 @@ def copies_for(nbytes: int, device: torch.device) -> int:
 
 def time_calls(calls: Sequence[Callable[[], object]], replays: int = 9) -> Timing:
     """Time `calls`, each over its own copy of the weights, captured back to back in one graph."""
+    return captured(calls, replays)()
+
+
+def captured(calls: Sequence[Callable[[], object]], replays: int = 9) -> Callable[[], Timing]:
+    """What times `calls` as often as it is called: they are captured once, which costs more than replaying them."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -37,14 +42,18 @@ def time_calls(calls: Sequence[Callable[[], object]], replays: int = 9) -> Timin
         for _ in range(repeats):
             for call in calls:
                 call()
-    times = []
-    for turn in range(replays + 2):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        if turn >= 2:
-            times.append(start.elapsed_time(end) * 1e3 / repeats / len(calls))
-    median = statistics.median(times)
-    return Timing(median, (max(times) - min(times)) / 2 / median)
+
+    def replayed() -> Timing:
+        times = []
+        for turn in range(replays + 2):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            graph.replay()
+            end.record()
+            torch.cuda.synchronize()
+            if turn >= 2:
+                times.append(start.elapsed_time(end) * 1e3 / repeats / len(calls))
+        median = statistics.median(times)
+        return Timing(median, (max(times) - min(times)) / 2 / median)
+
+    return replayed

@@ -53,13 +53,13 @@ def warmup(
     """
     start, x = time.perf_counter(), dtypes.of(torch.empty(0, dtype=dtype or of_model(model)), "x")
     asks = []
-    for layer in (each for each in model.modules() if isinstance(each, Linear)):
+    for layer in (each.launched for each in model.modules() if isinstance(each, Linear)):
         target = target_of(layer, arch)
         layout = layer.layout if layer.codes.is_cuda else layout_for(layer.format, target, layer.out_features, layer.in_features)
         asks += [
             ahead.Ask(
                 Problem(
-                    m=bucket(m, gradient), n=layer.out_features, k=layer.in_features, format=layer.format, layout=layout,
+                    m=bucket(m), n=layer.out_features, k=layer.in_features, format=layer.format, layout=layout,
                     x=x, y=x, bias=layer.bias is not None and not gradient, gradient=gradient,
                 ),
                 target,

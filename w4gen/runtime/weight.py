@@ -92,18 +92,27 @@ class Weight:
         """
         if (gate.format, gate.n, gate.k) != (up.format, up.n, up.k):
             raise ShapeError(f"{gate} and {up} make no pairs of rows: give two weights of one format and size")
-        ours, theirs = gate.parts(), up.parts()
-        shared = [
-            name for name in ours if name not in gate.format.tables() and (gate.format.flat or ours[name].shape[0] != gate.n)
-        ]
-        if shared:
-            raise ShapeError(
-                f"{gate.format.label}: {', '.join(shared)} belong to a whole weight: take a format with scales for each row"
-            )
-        rows = {
-            name: torch.stack([ours[name], theirs[name]], 1).flatten(0, 1) for name in ours if name not in gate.format.tables()
-        }
-        return cls.from_parts(rows, gate.format)
+        return cls._of_rows((gate, up), lambda parts: torch.stack(parts, 1).flatten(0, 1))
+
+    @classmethod
+    def stacked(cls, weights: Sequence[Weight]) -> Weight:
+        """The rows of several weights, one weight after the other, [sum of N, K].
+
+        Raises `ShapeError` where they are not of one format and K, or have parts that are not one for each row.
+        """
+        if len({(each.format, each.k) for each in weights}) != 1:
+            raise ShapeError(f"{', '.join(map(repr, weights))} make no one weight: give some of one format and K")
+        return cls._of_rows(weights, torch.cat)
+
+    @classmethod
+    def _of_rows(cls, weights: Sequence[Weight], together: Callable[[list[torch.Tensor]], torch.Tensor]) -> Weight:
+        """The weight whose rows are those of `weights`, put `together` part by part."""
+        form, parts = weights[0].format, [each.parts() for each in weights]
+        rows = [name for name in parts[0] if name not in form.tables()]
+        whole = [name for name in rows if form.flat or any(of[name].shape[0] != w.n for of, w in zip(parts, weights))]
+        if whole:
+            raise ShapeError(f"{form.label}: {', '.join(whole)} belong to a whole weight: take a format with scales for each row")
+        return cls.from_parts({name: together([of[name] for of in parts]) for name in rows}, form)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from w4gen.ir.tile import Space
 from w4gen.ir.types import F16, F32, DType, Format
 from w4gen.schedule import rewrite, scales
 from w4gen.schedule.arch import M16K16, Arch
+from w4gen.schedule.hoist import hoist
 from w4gen.schedule.schedule import Schedule
 from w4gen.schedule.stored import decoded, layout_for
 
@@ -93,8 +94,9 @@ def _in_blocks(program: Program, schedule: Schedule, layout: Layout, how: Decode
             "need as many each: take a divisor"
         )
     program = scales.place_scale(program, schedule.unit, schedule.side, schedule.scale_at, how.left_out, ("k",))
-    meet = Space(schedule.sum_at)
-    return rewrite.tile(program, "k", size_k, schedule.block_n, schedule.block_m, schedule.split_k, meet)
+    places = Space(schedule.sum_at), Space(schedule.x_at)
+    program = rewrite.tile(program, "k", size_k, schedule.block_n, schedule.block_m, schedule.split_k, places)
+    return hoist(program) if schedule.template == "gemv_mma" else program
 
 
 def _whole_blocks(schedule: Schedule, layout: Layout) -> None:
@@ -106,8 +108,11 @@ def _whole_blocks(schedule: Schedule, layout: Layout) -> None:
             )
 
 
-FAST = ("gemv_mma", "gemv_half")
-"""Templates in Gluon, which decode the pairs of a word where they stand. They run on GPUs only; gemm is their portable twin."""
+FAST = {"gemv_mma": "accumulator", "gemv_half": "accumulator", "gemm_wgmma": "weight"}
+"""Templates in Gluon, which decode the pairs of a word where they stand, and what each scales.
+
+They run on GPUs only; gemm is their portable twin.
+"""
 
 
 def _agree(problem: Problem, schedule: Schedule) -> None:
@@ -126,11 +131,19 @@ def _agree(problem: Problem, schedule: Schedule) -> None:
             unit == "mma" and rows == 1 and schedule.side == "right" and not problem.gradient,
             "unit=mma multiplies several rows of x, not one: take unit=lanes or vendor",
         ),
+        (
+            schedule.x_at == "shared" and schedule.side != "left",
+            f"x_at=shared with side={schedule.side}: x waits in shared memory where w is the left operand",
+        ),
         (unit != "mma" and schedule.side == "left", f"side=left with unit={unit}: only a matrix instruction has sides"),
         (
             schedule.split_k > 1 and unit != ("halves" if schedule.sum_at == "shared" else "mma"),
             f"split_k={schedule.split_k} with unit={unit} and sum_at={schedule.sum_at}: mma programs share k through global "
             "memory, halves through the shared memory of a cluster",
+        ),
+        (
+            FAST.get(schedule.template, schedule.scale_at) != schedule.scale_at,
+            f"scale_at={schedule.scale_at}: {schedule.template} scales the other",
         ),
         (
             schedule.convert_at != ("global" if unit == "vendor" else "register"),
@@ -160,7 +173,7 @@ def _decode(problem: Problem, schedule: Schedule, layout: Layout) -> Decode:
         if not (lanes and on_sums and problem.x == F16):
             raise ScheduleError("zero_at=accumulator needs unit=lanes, scale_at=accumulator and x in f16: take zero_at=weight")
         return decode_for_x(form, per_unit)
-    if schedule.template in FAST and on_sums:
+    if schedule.template in FAST:
         return decode_pairs(form, problem.x, layout.per_unit)
     # decoded in f32 and rounded once: a weight that is scaled, or has a fraction, before it is multiplied, and wide codes
     in_blocks = layout.narrowest.row_units() is None

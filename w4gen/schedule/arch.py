@@ -79,8 +79,9 @@ class Arch:
         return f"{self.name} ({self.board}: {self.sms} SMs, {self.bandwidth_gbs:g} GB/s)"
 
 
-HOPPER = frozenset({"async_copy", "gluon", "wgmma", "dependent_launch", "cluster"})
-BLACKWELL = frozenset({"async_copy", "gluon", "dependent_launch", "cluster"})
+ADA = frozenset({"async_copy", "gluon", "e4m3"})
+HOPPER = ADA | {"wgmma", "dependent_launch", "cluster"}
+BLACKWELL = ADA | {"dependent_launch", "cluster"}
 SM_80 = Arch("sm_80", "cuda", 80, "A100 SXM 80 GB", 108, 2039, 163 * 1024, matrix_tflops=312, lane_tflops=19.5)
 GFX942 = Arch(
     "gfx942", "hip", "gfx942", "MI300X", 304, 5300, 64 * 1024, warp=64, registers=512, fragment=None, features=frozenset(),
@@ -96,7 +97,7 @@ ARCHES = {
             "sm_75", "cuda", 75, "T4", 40, 320, 64 * 1024, fragment=None, features=frozenset(), matrix_tflops=65, lane_tflops=8.1
         ),
         Arch("sm_86", "cuda", 86, "RTX 3090", 82, 936, 99 * 1024, matrix_tflops=71, lane_tflops=35.6),
-        Arch("sm_89", "cuda", 89, "RTX 4090", 128, 1008, 99 * 1024, matrix_tflops=165.2, lane_tflops=82.6),
+        Arch("sm_89", "cuda", 89, "RTX 4090", 128, 1008, 99 * 1024, features=ADA, matrix_tflops=165.2, lane_tflops=82.6),
         Arch("sm_90", "cuda", 90, "H200 SXM", 132, 4800, 227 * 1024, features=HOPPER, matrix_tflops=989.5, lane_tflops=67),
         Arch("sm_100", "cuda", 100, "B200", 148, 8000, 227 * 1024, features=BLACKWELL, matrix_tflops=2250, lane_tflops=75),
         Arch("sm_120", "cuda", 120, "RTX 5090", 170, 1792, 99 * 1024, features=BLACKWELL, matrix_tflops=209.5, lane_tflops=104.8),

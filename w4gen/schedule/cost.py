@@ -85,6 +85,9 @@ REREAD = 3.0
 REACHED = {"bytes": 0.9, "matrix": 0.5, "lanes": 0.5}
 """The share of each rate that kernels reach at best, seen on an H200 (docs/results)."""
 
+APART = 0.8
+"""The same share of the matrix rate where teams of warps multiply apart, and others bring x."""
+
 START_US, OVERLAPPED_US, SECOND_US = 2.0, 0.7, 2.0
 """Microseconds to start a kernel in a graph, to start one that overlaps the one in front, and for a second function."""
 
@@ -130,7 +133,8 @@ def predicted(program: Program, schedule: Schedule, arch: Arch, m: int) -> Predi
     needed = arch.bandwidth_gbs * 1e3 * LATENCY_US / arch.sms
     again = 0 if dense else programs * min(m, schedule.block_m) * problem.inputs // schedule.split_k * width
     bounds = bounds_us(program, arch, m)
-    ceilings = {name: us / REACHED[name] / busy for name, us in bounds.items()}
+    reached = REACHED | ({"matrix": APART} if schedule.teams > 1 else {})
+    ceilings = {name: us / reached[name] / busy for name, us in bounds.items()}
     ceilings["bytes"] = (
         bounds["bytes"] / REACHED["bytes"] / min(1.0, flying / needed) + again / (REREAD * arch.bandwidth_gbs) / 1e3
     )
@@ -141,8 +145,8 @@ def predicted(program: Program, schedule: Schedule, arch: Arch, m: int) -> Predi
 
 def residents(schedule: Schedule, arch: Arch, width: int) -> int:
     """Programs that an SM holds at once, by threads, registers (as many as are allowed or usual) and shared memory."""
-    threads = schedule.warps * arch.warp
-    registers = schedule.maxnreg or min(arch.registers, 128)
+    threads = schedule.warps * (schedule.teams + (schedule.teams > 1)) * arch.warp  # teams have one more, which brings x
+    registers = schedule.maxnreg or min(arch.registers, 168 if schedule.teams > 1 else 128)
     shared = max(1, declared(schedule, width))
     return max(1, min(THREADS // threads, REGISTERS // (threads * registers), arch.shared_bytes // shared))
 
@@ -155,4 +159,6 @@ def declared(schedule: Schedule, width: int) -> int:
         return schedule.ring * schedule.warps * schedule.block_m * 64 * width
     if schedule.template == "dgrad":  # the decoded tile of the weight too
         return (schedule.stages * schedule.block_m + schedule.block_k) * schedule.block_n * width
+    if schedule.x_at == "shared":
+        return schedule.ring * schedule.block_m * schedule.block_k * width
     return schedule.stages * schedule.block_m * schedule.block_k * width

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from w4gen.errors import ScheduleError
 from w4gen.ir.decode import Decode, decode
-from w4gen.ir.groups import beside, bytes_of_rows
+from w4gen.ir.groups import beside, bytes_of_rows, together
 from w4gen.ir.layout import Layout, matrix
 from w4gen.ir.problem import Problem
 from w4gen.ir.program import Builder, Emit, Operands, Program, copy, rewrite
@@ -73,11 +73,11 @@ def pack(program: Program, layout: Layout) -> Program:
             each_row = isinstance(op, Repeat)
             rows, columns = (n, -(-k // stretch(op))) if isinstance(op, Repeat) else tile.shape
             kind = tile.element
-            if isinstance(kind, Format):
-                order, element = bytes_of_rows(rows, columns, kind.bits), U8
-            else:
-                order = beside(layout, columns, kind.bits) if each_row else matrix({"n": rows, "g": columns}, kind.bits)
-                element = kind
+            element = U8 if isinstance(kind, Format) else kind
+            in_rows = isinstance(kind, Format) and (kind.bits < 8 or not each_row or layout.row_units() is not None)
+            near = together(stretch(op), columns, kind.bits) if isinstance(op, Repeat) else 1
+            order = beside(layout, columns, kind.bits, near) if each_row else matrix({"n": rows, "g": columns}, kind.bits)
+            order = bytes_of_rows(rows, columns, kind.bits) if in_rows else order
             whole = padded(b, f"{name}.pad", copy(b, program, name, operands), n=rows, g=order.size("g"))
             made = b.add(f"{name}.stored", Pack(order), {"of": whole}, element, Space.GLOBAL, layout=order, kept=True)
             as_it_is = element == kind and order.row_major
@@ -211,6 +211,9 @@ def dequantize(program: Program) -> Program:
     return rewrite(program, {"acc": dot})
 
 
+AT = Space.GLOBAL, Space.REGISTER
+
+
 def tile(
     program: Program,
     walked: str,
@@ -218,12 +221,13 @@ def tile(
     n: int,
     m: int = 0,
     split: int = 1,
-    sum_at: Space = Space.GLOBAL,
+    at: tuple[Space, Space] = AT,
     across: str = "n",
 ) -> Program:
     """Cut into blocks: `across` (n of them) and m over the grid, `walked` (lane, word, k or n) over steps, dealt out to `split`.
 
     What does not divide is padded first, which prints as a mask. With m=0 only the weight is cut, along n and k of the grid.
+    `at` says where the sums of `split` programs meet, and where x waits.
     """
     blocks = {"m": Block("m", m, "m"), across: Block(across, n, across), walked: Block(walked, size, "step" if m else walked)}
 
@@ -234,7 +238,8 @@ def tile(
             source = padded(
                 b, f"{short}.rows", source, **{each.axis: ceil_to(held.sizes[each.axis], each.size) for each in taken}
             )
-            return b.add(f"{short}.tile", Slice(tuple(taken)), {"of": source}, held.element)
+            place = at[1] if short == "x" else Space.REGISTER
+            return b.add(f"{short}.tile", Slice(tuple(taken)), {"of": source}, held.element, place)
 
         return emit
 
@@ -242,7 +247,7 @@ def tile(
         over = program.op("acc").over  # type: ignore[union-attr]
         if split == 1:
             return b.add("acc", Reduce(over, "step"), operands, F32)
-        parts = b.add("parts", Reduce(over, "step", split), operands, F32, sum_at)
+        parts = b.add("parts", Reduce(over, "step", split), operands, F32, at[0])
         return b.add("acc", Reduce(("part",)), {"of": parts}, F32)
 
     axes = {"w": (across, walked), "x": ("m", walked)} | dict.fromkeys(grouped(program), (across, walked))

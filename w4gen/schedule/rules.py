@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 from w4gen.errors import ScheduleError
 from w4gen.ir.groups import spans
@@ -13,22 +14,18 @@ from w4gen.ir.types import F16, F32, DType, Format
 from w4gen.schedule import rewrite
 from w4gen.schedule.apply import fits, short, words_summed
 from w4gen.schedule.arch import GRID, Arch
+from w4gen.schedule.many import many
 from w4gen.schedule.schedule import Schedule
-from w4gen.schedule.stored import fragment_order, layout_for
+from w4gen.schedule.stored import layout_for, readable
 
-BUCKETS = ((1, 1), (2, 8), (9, 16), (17, 32), (33, 64), (65, 128), (129, 2**31 - 1))
+BUCKETS = ((1, 1), (2, 8), (9, 16), (17, 32), (33, 64), (65, 128), (129, 256), (257, 512), (513, 2048), (2049, 2**31 - 1))
 """Ranges of M that share one kernel."""
 
 
-MANY = 512
-"""The M up to which, above the smaller buckets, gradients have a kernel of their own: in it few programs fill the GPU."""
-
-
-def bucket(m: int, gradient: bool = False) -> tuple[int, int]:
+@lru_cache(maxsize=1024)
+def bucket(m: int) -> tuple[int, int]:
     """The range of M that `m` falls in; (m, m) outside all of them."""
-    *few, (low, most) = BUCKETS
-    ranges = (*few, (low, MANY), (MANY + 1, most)) if gradient else BUCKETS
-    return next((each for each in ranges if each[0] <= m <= each[1]), (m, m))
+    return next((each for each in BUCKETS if each[0] <= m <= each[1]), (m, m))
 
 
 def pick(program: Program, arch: Arch) -> Schedule:
@@ -40,7 +37,9 @@ def pick(program: Program, arch: Arch) -> Schedule:
         return _gradient(problem, layout, arch)
     if problem.m == EVERY:
         return _alike(problem, layout, arch)
-    if low > FUSED or (arch.fragment is None and low > 1) or not _readable(layout, problem.format, arch):
+    if (chosen := many(problem, layout, arch)) is not None:
+        return chosen
+    if low > FUSED or (arch.fragment is None and low > 1) or not readable(layout, problem.format, arch):
         return _dense(problem, layout)
     if layout.narrowest.row_units() is None:
         return _fast(problem, layout, arch) or _gemm(problem, layout, arch)
@@ -57,13 +56,13 @@ def ways(program: Program, arch: Arch) -> tuple[Schedule, ...]:
         return (_gradient(problem, layout, arch),)
     if layout.narrowest.row_units() is not None:
         return _gemv(problem, layout, arch), _dense(problem, layout)
-    fast = _fast(problem, layout, arch)
-    return *([fast] if fast else []), _gemm(problem, layout, arch), _dense(problem, layout)
+    fast = [each for each in (many(problem, layout, arch), _fast(problem, layout, arch)) if each]
+    return *fast, _gemm(problem, layout, arch), _dense(problem, layout)
 
 
 def _alike(problem: Problem, layout: Layout, arch: Arch) -> Schedule:
     """One schedule for every M: whichever tile a row is in, matrix cores add up its products in the same order of k."""
-    if arch.fragment is None or not _readable(layout, problem.format, arch):
+    if arch.fragment is None or not readable(layout, problem.format, arch):
         chosen = _dense(problem, layout)
     elif layout.narrowest.row_units() is None:
         chosen = replace(_gemm(replace(problem, m=(17, 32)), layout, arch), split_k=1)
@@ -81,7 +80,7 @@ def _gradient(problem: Problem, layout: Layout, arch: Arch) -> Schedule:
     """dX = dY W on matrix cores: each tile of the weight is decoded once for as many rows of dY as a program holds."""
     if arch.fragment is None and "async_copy" not in arch.features:
         raise ScheduleError(f"no kernel for gradients on {arch.name}: matrix instructions of Triton's are what they are made of")
-    rows = 1 << (min(problem.m[1], 2 * MANY) - 1).bit_length()
+    rows = 1 << (min(problem.m[1], 1024) - 1).bit_length()
     group, least = rewrite.padded_group(problem, layout), layout.block["k"] if layout.narrowest.row_units() is None else 1
 
     def programs(block_m: int, block_k: int) -> int:
@@ -111,16 +110,8 @@ def _gemv(problem: Problem, layout: Layout, arch: Arch) -> Schedule:
     return chosen
 
 
-def _readable(layout: Layout, format: Format, arch: Arch) -> bool:
-    """Whether a template that multiplies reads a layout: rows, or blocks in the very order of the arch's fragments."""
-    if layout.row_units() is not None:
-        return True
-    sizes = layout.size("n"), layout.size("k")
-    return arch.fragment is not None and layout == fragment_order(format, arch.fragment, *sizes)
-
-
 FUSED = 128
-"""The largest M for which decoding inside the multiplication is predicted faster than dequantizing first."""
+"""The largest M for which gemm, decoding inside the multiplication, is predicted faster than dequantizing first."""
 
 
 def _dense(problem: Problem, layout: Layout) -> Schedule:
@@ -148,21 +139,23 @@ def _fast(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
     plain_scale = isinstance(form.scale, DType) and not form.scale.small and not form.flat
     single = [size for size in (128, 64) if group % size == held % size == size % least == 0]
     several = [size for size in (128, 64) if size % group == held % size == size % least == group % 16 == 0]
-    block_k = next(iter(single or several), 0)
+    n, k, m = problem.n, problem.k, problem.m[1]
+    # more rows, or a loop over steps, do not fit the registers with a longer step under several scales
+    small_steps = not single and not looked_up and 64 in several and (m > 16 or k * form.bits >= 2**16)
+    block_k = 64 if small_steps else next(iter(single or several), 0)
     exact = form.bits in (2, 4) if looked_up else form.bits <= problem.x.mantissa if form.affine else fits(form, problem.x)
     alone = form.zero is None and all(isinstance(kind, DType) or kind.codebook is None for kind in _tree(form))
     beside = single and plain_scale and form.zero_mode in (None, "integer") and not isinstance(form.zero, Format)
     if "gluon" not in arch.features or not exact or not block_k or not (beside or alone) or problem.k % 8:
         return None
-    n, k, m = problem.n, problem.k, problem.m[1]
     if problem.far or problem.epilogue:
         return None  # their offsets have 32 bits, and they store sums as they are
-    plain = not looked_up and form.zero is None  # what gemm decodes as fast
+    plain = not looked_up and form.zero is None and bool(single)  # what gemm is as fast for: others it scales weight by weight
     if m > 32 or (plain and ((m > 8 and k > (4096 if block_k == 128 else 8192)) or (m > 16 and n * k > 2**22))):
         return None  # each program would read too much of x: gemm reads it once for more outputs
     if problem.m == (1, 1) and problem.x == F16 and form.bits <= 4 and form.affine and beside:
         return _halves(problem, block_k, arch)
-    tiles, steps = -(-min(m, 32 if plain else 16) // 8), -(-k // block_k)
+    tiles, steps = -(-min(m, 32 if plain or small_steps else 16) // 8), -(-k // block_k)
     rows = 2 if layout.size("n") % 32 == 0 and n >= (16384 if looked_up and tiles > 1 else 8192) else 1
     room = SHARED - (128 * 4**form.bits if looked_up else 0)
     warps = 8 if (looked_up or n < 16 * rows * 2 * arch.sms) and k >= 4096 else 4

@@ -18,6 +18,7 @@ IN_PROGRAM = (
     "scale_at",
     "zero_at",
     "convert_at",
+    "x_at",
 )
 """The choices that applying a schedule writes into the program; the others a template must read."""
 
@@ -28,10 +29,11 @@ class Schedule:
 
     block_n, block_k: outputs and k per program and step · unit: lanes (multiply-add), halves (of pairs of f16), mma, or vendor
     (the vendor's matmul of a dequantized weight) · side: of w in an mma · scale_at, zero_at: weight or accumulator · convert_at:
-    register, shared, global · split_k: programs that share a k range · sum_at: where their sums meet, global memory or shared (of
-    a cluster) · warps, stages: as Triton counts them, or steps asked for ahead · maxnreg: registers a thread at most (0: the
+    register, shared, global · x_at: where the x that an mma reads is, register or shared · split_k: programs that share a k range
+    · sum_at: where their sums meet, global memory or shared (of a cluster) · warps, stages: as Triton counts them, or steps asked
+    for ahead · teams: times these warps, which multiply apart from each other · maxnreg: registers a thread at most (0: the
     compiler's choice) · vector: neighbouring k of a lane where w is decoded in the order of the matrix instruction · ring: pieces
-    of x a warp has in flight · overlap: 1 to start while the kernel in front still runs (dependent launch).
+    of x in flight · overlap: 1 to start while the kernel in front still runs (dependent launch).
     """
 
     template: str
@@ -43,9 +45,11 @@ class Schedule:
     scale_at: str = "accumulator"
     zero_at: str = "weight"
     convert_at: str = "register"
+    x_at: str = "register"
     split_k: int = 1
     sum_at: str = "global"
     warps: int = 4
+    teams: int = 1
     stages: int = 1
     maxnreg: int = 0
     vector: int = 2
@@ -53,7 +57,7 @@ class Schedule:
     overlap: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("block_m", "block_n", "block_k", "split_k", "warps", "stages"):
+        for name in ("block_m", "block_n", "block_k", "split_k", "warps", "teams", "stages"):
             if getattr(self, name) < 1:
                 raise ScheduleError(f"{name}={getattr(self, name)} is not positive")
         for name, allowed in (
@@ -63,6 +67,7 @@ class Schedule:
             ("scale_at", ("weight", "accumulator")),
             ("zero_at", ("weight", "accumulator")),
             ("convert_at", ("register", "shared", "global")),
+            ("x_at", ("register", "shared")),
         ):
             if getattr(self, name) not in allowed:
                 raise ScheduleError(f"{name}={getattr(self, name)!r}: use one of {', '.join(allowed)}")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from w4gen.errors import W4Error
 
-TIE = 0.01
-"""Times that differ by a smaller share are equal, and the lowest id wins: so that two processes agree."""
+TIE = 0.03
+"""Times that differ by a smaller share are equal, and the lowest id wins: so that two processes agree, noise or not."""
 
 FINALISTS, TURNS = 4, 3
 """Candidates that are timed again, and how often."""
@@ -17,27 +17,40 @@ FINALISTS, TURNS = 4, 3
 FIRST = 0.7
 """The share of the seconds after which no new candidate is begun."""
 
+NEAR = 1.05
+"""How many times the floor a time may be that is not worth improving."""
+
+DOUBT = 0.7
+"""How much faster a candidate may be than a model says that was set right by the trials so far."""
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a search came to: the winner's id (None where none was accepted), its time, how many were timed, who was skipped."""
+    """What a search came to: the winner's id (None where none was accepted), its time, how many were timed, who was skipped.
+
+    first_us: the time of the first candidate, 0 where it has none.
+    """
 
     winner: int | None
     us: float
     trials: int
     skipped: tuple[tuple[int, str], ...] = ()
+    first_us: float = 0.0
 
 
 def search(
-    ids: Iterable[int],
+    ids: Sequence[int],
     time: Callable[[int], float],
     accept: Callable[[int], bool],
     seconds: float,
     clock: Callable[[], float],
+    predicted: Sequence[float] = (),
+    floor_us: float = 0.0,
 ) -> Found:
     """Time candidates in the order given while seconds last (the first always), the best again; accept the first that is right.
 
-    A candidate whose `time` or `accept` raises `W4Error` is skipped with its message; anything else ends the search.
+    It ends early near `floor_us`, below which no time is, and where none of those left can win by the times `predicted`, one for
+    each id. A candidate whose `time` or `accept` raises `W4Error` is skipped with its message; anything else ends the search.
     """
     start, times, skipped = clock(), dict[int, list[float]](), list[tuple[int, str]]()
 
@@ -48,10 +61,9 @@ def search(
             times.pop(each, None)
             skipped.append((each, str(error)))
 
-    for each in ids:
-        if times and clock() - start >= FIRST * seconds:
-            break
-        timed(each)
+    first, left = ids[0], list(ids)
+    while left and not (times and (clock() - start >= FIRST * seconds or settled(medians(times), left, predicted, floor_us))):
+        timed(left.pop(0))
     for _ in range(TURNS - 1):
         for each in order(medians(times))[:FINALISTS]:
             if clock() - start < seconds:
@@ -60,11 +72,20 @@ def search(
     for each in order(final):
         try:
             if accept(each):
-                return Found(each, final[each], len(times), tuple(skipped))
+                return Found(each, final[each], len(times), tuple(skipped), final.get(first, 0.0))
             skipped.append((each, "its result is not the reference's, or not the same each time"))
         except W4Error as error:
             skipped.append((each, str(error)))
-    return Found(None, 0.0, len(times), tuple(skipped))
+    return Found(None, 0.0, len(times), tuple(skipped), final.get(first, 0.0))
+
+
+def settled(times: dict[int, float], left: Sequence[int], predicted: Sequence[float], floor_us: float) -> bool:
+    """Whether no candidate left is worth a trial: the best is near the floor, or the model, doubted, has all of them slower."""
+    best = min(times.values())
+    if not predicted:
+        return best <= NEAR * floor_us
+    right = min(us / predicted[each] for each, us in times.items())
+    return best <= NEAR * floor_us or min(predicted[each] for each in left) * right * DOUBT > best
 
 
 def medians(times: dict[int, list[float]]) -> dict[int, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import lcm
+from math import lcm, log
 
 from w4gen.errors import W4Error
 from w4gen.ir.layout import QUAD, Layout
@@ -16,7 +16,7 @@ from w4gen.schedule.apply import apply
 from w4gen.schedule.arch import Arch
 from w4gen.schedule.cost import Prediction, declared, predicted
 from w4gen.schedule.rewrite import ceil_to
-from w4gen.schedule.rules import SHARED, ways
+from w4gen.schedule.rules import SHARED, pick, ways
 from w4gen.schedule.schedule import Schedule
 from w4gen.schedule.stored import layout_for
 
@@ -47,10 +47,29 @@ def candidates(program: Program, arch: Arch, m: int) -> list[Candidate]:
     return sorted(found, key=lambda each: each.us)
 
 
+ALIKE = 0.05
+"""Predictions that differ by a smaller share say nothing of which is faster."""
+
+
+def shortlist(program: Program, arch: Arch, m: int) -> list[Candidate]:
+    """What to time, the most promising first: the rules' choice, then legal candidates by predicted time.
+
+    Of those that are predicted alike, the fewer changes of the rules' choice come first: that was measured, the model was not.
+    """
+    first = judged(program, pick(program, arch), arch, m)
+    own = set(str(first.schedule).split())
+
+    def promise(each: Candidate) -> tuple[int, int]:
+        return round(log(each.us) / ALIKE), len(set(str(each.schedule).split()) - own)
+
+    legal = [each for each in candidates(program, arch, m) if not each.refused and each.schedule != first.schedule]
+    return [first, *sorted(legal, key=promise)]
+
+
 def judged(program: Program, schedule: Schedule, arch: Arch, m: int) -> Candidate:
     """A schedule, applied and verified: its predicted time, or why it is not legal."""
     try:
-        scheduled = verify(apply(program, schedule, arch), arch, schedule.warps)
+        scheduled = verify(apply(program, schedule, arch), arch, schedule.warps * schedule.teams, schedule.ring)
     except W4Error as error:
         return Candidate(schedule, refused=str(error))
     refused = beyond(program.problem, schedule, arch)
@@ -114,6 +133,8 @@ def varied(way: Schedule, layout: Layout, arch: Arch, rows: int) -> dict[str, li
         return {"warps": warps[:4], "split_k": split if way.split_k > 1 or "cluster" in arch.features else [1], "stages": stages}
     if way.template == "gemv_mma":
         return {"block_n": [each for each in block_n if each <= 32], "warps": warps[:4], "stages": stages[1:], "ring": [4, 8]}
+    if way.template == "gemm_wgmma":
+        return {"block_m": [64, 128, 256], "split_k": split, "ring": [3, 4, 6], "maxnreg": [0]}
     tall = [each for each in doubled(16, LARGEST["block_m"]) if each < 2 * rows or each == 16]
     if way.template == "dgrad":
         block_k = [each for each in block_k if each <= 256]

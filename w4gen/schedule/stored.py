@@ -75,3 +75,11 @@ def fragment_order(format: Format, fragment: Fragment, n: int, k: int) -> Layout
 def decoded(format: Format, dtype: DType, layout: Layout, in_place: bool = True) -> Decode:
     """The word operations for codes as `layout` holds them: those of planes are put together first, alone in their word."""
     return decode(format, dtype, 1 if layout.high else layout.per_unit, in_place)
+
+
+def readable(layout: Layout, format: Format, arch: Arch) -> bool:
+    """Whether a template that multiplies reads a layout: rows, or blocks in the very order of the arch's fragments."""
+    if layout.row_units() is not None:
+        return True
+    sizes = layout.size("n"), layout.size("k")
+    return arch.fragment is not None and layout == fragment_order(format, arch.fragment, *sizes)

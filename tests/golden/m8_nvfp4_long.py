@@ -1,0 +1,326 @@
+# y[2..8, 8192] = x[2..8, 28672] @ w[8192, 28672].T · nvfp4_g16_e4m3 · f16 · template=gemv_mma block_m=8 block_n=32 block_k=64 unit=mma side=left scale_at=accumulator zero_at=weight convert_at=register x_at=register split_k=1 sum_at=global warps=8 teams=1 stages=2 maxnreg=0 vector=2 ring=6 overlap=1
+# made by: w4gen compile --m 8 --n 8192 --k 28672 --format nvfp4_g16_e4m3 --dtype f16 --arch sm_90 --emit py
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+N = gl.constexpr(8192)  # outputs
+K = gl.constexpr(28672)  # inputs
+ROWS = gl.constexpr(2)  # times 16 outputs per program
+BLOCK_K = gl.constexpr(64)  # inputs per step, under 4 scales
+QUADS = gl.constexpr(1)  # quads of 64 inputs in a step
+FRAGMENTS = gl.constexpr(4)  # times 16 inputs in a quad
+WORDS = gl.constexpr(128)  # words of a quad's 32 lanes
+ROW_WORDS = gl.constexpr(57344)  # words of 16 outputs
+ROW_SCALES = gl.constexpr(7168)  # words of scales of 16 outputs
+NEAR = gl.constexpr(4)  # groups whose scales a lane loads at once
+SCALE_LOADS = gl.constexpr(1)  # loads of these for the groups of a step
+SCALE_WORDS = gl.constexpr(2)  # words of a load
+WARPS = gl.constexpr(8)  # warps per program
+WORKERS = gl.constexpr(8)  # warps that share the steps along k
+STEPS = gl.constexpr(56)  # steps of a warp
+LAST = gl.constexpr(8)  # warps that have a last step
+AHEAD = gl.constexpr(2)  # steps whose words are asked for ahead
+TILES = gl.constexpr(1)  # times 8 rows of x
+PIECES = gl.constexpr(1)  # times 64 inputs in a step
+RING = gl.constexpr(6)  # pieces of x in flight
+GROUPS = gl.constexpr(4)  # scales of an output in a step
+CHAINS = gl.constexpr(1)  # sums of the instructions under one scale
+LAP = gl.constexpr(6)  # steps of a warp in the text of the loop
+LAPS = gl.constexpr(8)  # turns of the loop; what is left of the steps comes after it
+LAP_K = gl.constexpr(3072)  # inputs of a turn
+LAP_WORDS = gl.constexpr(6144)  # words of these
+LAP_SCALES = gl.constexpr(3072)  # scales of these
+THREADS = gl.constexpr(32 * WARPS)
+EACH = gl.constexpr(gl.BlockedLayout([1], [32], [WARPS], [0]))  # one element a thread
+FOUR = gl.constexpr(gl.BlockedLayout([1, 4], [32, 1], [WARPS, 1], [1, 0]))  # four neighbours a thread
+
+DECODE = gl.constexpr("""{
+.reg .b32 t, u, a, b;
+shl.b32 t, $4, 12;
+shl.b32 u, $4, 9;
+and.b32 u, u, 0x0e000e00;
+lop3.b32 $0, t, 0x80008000, u, 0xea;
+shl.b32 t, $4, 8;
+shl.b32 u, $4, 5;
+and.b32 u, u, 0x0e000e00;
+lop3.b32 $1, t, 0x80008000, u, 0xea;
+shl.b32 t, $4, 4;
+shl.b32 u, $4, 1;
+and.b32 u, u, 0x0e000e00;
+lop3.b32 $2, t, 0x80008000, u, 0xea;
+shr.u32 u, $4, 3;
+and.b32 u, u, 0x0e000e00;
+lop3.b32 $3, $4, 0x80008000, u, 0xea;
+}""")
+
+
+@gluon.jit
+def each_of(value, layout: gl.constexpr):
+    """A value of each thread, as a column of tensors in `layout`."""
+    return gl.convert_layout(value, gl.SliceLayout(1, layout), assert_trivial=True)[:, None]
+
+
+@gluon.jit
+def four_of(words):
+    """The four words of each thread."""
+    even, odd = gl.split(words.reshape([THREADS, 2, 2]))
+    a, c = gl.split(even)
+    b, d = gl.split(odd)
+    a = gl.convert_layout(a, EACH, assert_trivial=True)
+    b = gl.convert_layout(b, EACH, assert_trivial=True)
+    c = gl.convert_layout(c, EACH, assert_trivial=True)
+    d = gl.convert_layout(d, EACH, assert_trivial=True)
+    return a, b, c, d
+
+
+@gluon.jit
+def words_at(codes_ptr, first, lane, worker):
+    """Where the words of a thread begin."""
+    at = first * ROW_WORDS + worker * (QUADS * WORDS) + lane * 4
+    words = codes_ptr + each_of(at, FOUR) + gl.arange(0, 4, gl.SliceLayout(0, FOUR))[None, :]
+    return words
+
+
+SCALES = gl.constexpr(gl.BlockedLayout([1, SCALE_WORDS], [32, 1], [WARPS, 1], [1, 0]))  # the words of a thread's scales
+SCALE = gl.constexpr("""{
+.reg .b16 first, second, low, high;
+.reg .b32 t;
+mov.b32 {first, second}, $4;
+cvt.rn.f16x2.e4m3x2 t, first;
+mov.b32 {low, high}, t;
+cvt.f32.f16 $0, low;
+cvt.f32.f16 $1, high;
+cvt.rn.f16x2.e4m3x2 t, second;
+mov.b32 {low, high}, t;
+cvt.f32.f16 $2, low;
+cvt.f32.f16 $3, high;
+}""")
+
+
+@gluon.jit
+def scales_at(scale_ptr, first, lane, worker, turn, part: gl.constexpr):
+    """Where the scales of a thread's two outputs are, of a part of the groups of a step, as words."""
+    at = first * ROW_SCALES + lane // 4 * 4 + (turn * WORKERS + worker) * 4 // 8 * 32 + (turn * WORKERS + worker) * 4 % 8 * 2 // 4
+    inside = gl.arange(0, SCALE_WORDS, gl.SliceLayout(0, SCALES))[None, :]
+    scales = scale_ptr.to(gl.pointer_type(gl.int32)) + each_of(at, SCALES) + inside
+    return scales
+
+
+@gluon.jit
+def scales_of(words):
+    """The scales of a thread's two outputs, in f32, group after group."""
+    w0, w1 = gl.split(words)
+    w0 = gl.convert_layout(w0, EACH, assert_trivial=True)
+    w1 = gl.convert_layout(w1, EACH, assert_trivial=True)
+    kinds: gl.constexpr = (gl.float32, gl.float32, gl.float32, gl.float32)
+    w0 = gl.inline_asm_elementwise(SCALE, "=&f,=&f,=&f,=&f,r", [w0], dtype=kinds, is_pure=True, pack=1)
+    w1 = gl.inline_asm_elementwise(SCALE, "=&f,=&f,=&f,=&f,r", [w1], dtype=kinds, is_pure=True, pack=1)
+    return w0 + w1
+
+
+@gluon.jit
+def values_of(word):
+    """The values of a word's codes in pairs of neighbouring k."""
+    kinds: gl.constexpr = (gl.int32, gl.int32, gl.int32, gl.int32)
+    return gl.inline_asm_elementwise(DECODE, "=&r,=&r,=&r,=&r,r", [word], dtype=kinds, is_pure=True, pack=1)
+
+
+@gluon.jit
+def fragments_of(words, zeros, full):
+    """The left operands of a quad's matrix instructions, one for each 16 of k: pairs of n and n + 8, then of k + 8."""
+    w = four_of(words)
+    v0 = values_of(w[0])
+    v1 = values_of(w[1])
+    v2 = values_of(w[2])
+    v3 = values_of(w[3])
+    return v0, v1, v2, v3
+
+
+@gluon.jit
+def run(text: gl.constexpr):
+    """An instruction without operands."""
+    gl.inline_asm_elementwise(text + "\nmov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+MATRICES = gl.constexpr("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];")
+
+
+@gluon.jit
+def load(pointers, worker, layout: gl.constexpr, turn: gl.constexpr):
+    """Load what a thread's pointers point to, where its warp has the turn."""
+    if turn + 1 == STEPS and LAST != WORKERS:
+        there = each_of(worker < LAST, layout).broadcast_to(pointers.shape)
+        return gl.load(pointers, mask=there, other=0, cache_modifier=".cg")
+    else:
+        return gl.load(pointers, cache_modifier=".cg")
+
+
+@gluon.jit
+def step_of(codes, scale_ptr, zero_ptr, first, lane, worker, turn: gl.constexpr):
+    """Ask for a step of a worker: its words, and the scales and zeros that go with them for each 16 outputs."""
+    words = ()
+    scales = ()
+    zeros = ()
+    for row in gl.static_range(ROWS):
+        for quad in gl.static_range(QUADS):
+            at = (turn * WORKERS * QUADS + quad) * WORDS + row * ROW_WORDS
+            words = words + (load(codes + at, worker, FOUR, turn),)
+        for part in gl.static_range(SCALE_LOADS):
+            at = scales_at(scale_ptr, first, lane, worker, turn, part) + row * ROW_SCALES
+            scales = scales + (load(at, worker, SCALES, turn),)
+        zeros = zeros + (0,)
+    return words, scales, zeros
+
+
+@gluon.jit
+def matrices(at):
+    """Four 8 x 8 matrices from shared memory; a thread gives the address of a row and gets a pair of each."""
+    kinds: gl.constexpr = (gl.int32, gl.int32, gl.int32, gl.int32)
+    return gl.inline_asm_elementwise(MATRICES, "=r,=r,=r,=r,r", [at], dtype=kinds, is_pure=False, pack=1)
+
+
+PIECE = gl.constexpr(TILES * 1024)  # bytes of 64 k of x
+WAIT = gl.constexpr("cp.async.wait_group 4;\nbar.warp.sync 0xffffffff;")
+BUFFER = gl.constexpr(".shared .align 128 .b8 x_ring[49152];\nmov.u32 $0, x_ring;")
+FETCH = gl.constexpr("cp.async.cg.shared.global [$1], [$2], 16, $3;\nmov.u32 $0, 0;")
+MMA = gl.constexpr("""mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32
+{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};""")
+
+
+@gluon.jit
+def fetch(x, ring, lane, worker, rows, piece: gl.constexpr):
+    """Ask for a piece of x, [8 TILES, 64]: a thread copies 16 bytes of every fourth row. Rows and k beyond the end become zeros."""
+    for j in gl.static_range(2 * TILES):
+        there = lane // 8 + 4 * j < rows
+        if (piece // PIECES + 1) * (WORKERS * BLOCK_K) > K:
+            k = (piece // PIECES * WORKERS + worker) * BLOCK_K + piece % PIECES * 64 + lane % 8 * 8
+            there = there & (k < K)
+        source = x + (piece // PIECES * (WORKERS * BLOCK_K) + piece % PIECES * 64 + 4 * j * K)
+        # the eight 16-byte parts of a row are turned by its number, so that eight rows of one part fill all banks
+        turned = (lane % 8) ^ (lane // 8 + 4 * (j % 2))
+        to = ring + (lane // 8 * 128 + turned * 16) + (piece % RING * PIECE + 512 * j)
+        gl.inline_asm_elementwise(FETCH, "=r,r,l,r", [to, source, gl.where(there, 16, 0)], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def mma(w, x0, x1, acc):
+    """w [16 n, 16 k] times x [8 m, 16 k], added to acc [16 n, 8 m]."""
+    kinds: gl.constexpr = (gl.float32, gl.float32, gl.float32, gl.float32)
+    operands = [w[0], w[1], w[2], w[3], x0, x1, acc[0], acc[1], acc[2], acc[3]]
+    return gl.inline_asm_elementwise(MMA, "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f", operands, dtype=kinds, is_pure=True, pack=1)
+
+
+@gluon.jit
+def replaced(values, i: gl.constexpr, value):
+    """A tuple with another value at one place."""
+    return values[:i] + (value,) + values[i + 1 :]
+
+
+@gluon.jit
+def turn_of(steps, acc, codes, scale_ptr, zero_ptr, full, x, ring, row_at, first, lane, worker, rows, turn: gl.constexpr):
+    """A step of a warp: its products, added to acc, while what is AHEAD is asked for. Returns the steps that are, and the sums."""
+    zero = gl.zeros([THREADS], gl.float32, EACH)
+    none = (zero, zero, zero, zero)
+    pairs = ()
+    for piece in gl.static_range(turn * PIECES, turn * PIECES + PIECES):
+        run(WAIT)
+        if piece + RING - 1 < STEPS * PIECES:
+            fetch(x, ring, lane, worker, rows, piece + RING - 1)
+        run("cp.async.commit_group;")
+        for half in gl.static_range(2):
+            part = ((lane // 8 + 4 * half) ^ (lane % 8)) * 16
+            for tile in gl.static_range(TILES):
+                pairs = pairs + (matrices(row_at + part + (piece % RING * PIECE + tile * 1024)),)
+    words, scales, zeros = steps[0]
+    for row in gl.static_range(ROWS):
+        for group in gl.static_range(GROUPS):
+            parts = ()
+            for _ in gl.static_range(CHAINS * TILES):
+                parts = parts + (none,)
+            for j in gl.static_range(group * BLOCK_K // (16 * GROUPS), (group + 1) * BLOCK_K // (16 * GROUPS)):
+                if j % FRAGMENTS == 0:
+                    w = fragments_of(words[row * QUADS + j // FRAGMENTS], zeros[row], full)
+                for tile in gl.static_range(TILES):  # even and odd j are sums of their own: two chains of instructions
+                    pair, old = pairs[j // 2 * TILES + tile], parts[j % CHAINS * TILES + tile]
+                    part = mma(w[j % FRAGMENTS], pair[j % 2 * 2], pair[j % 2 * 2 + 1], old)
+                    parts = replaced(parts, j % CHAINS * TILES + tile, part)
+            each = scales_of(scales[row * SCALE_LOADS + group // NEAR])
+            a, b = each[group % NEAR * 2], each[group % NEAR * 2 + 1]
+            for tile in gl.static_range(TILES):
+                part = parts[tile]
+                scaled = (part[0] * a, part[1] * a, part[2] * b, part[3] * b)
+                old = acc[row * TILES + tile]
+                sums = (old[0] + scaled[0], old[1] + scaled[1], old[2] + scaled[2], old[3] + scaled[3])
+                acc = replaced(acc, row * TILES + tile, sums)
+    steps = steps[1:]
+    if turn + AHEAD < STEPS:
+        steps = steps + (step_of(codes, scale_ptr, zero_ptr, first, lane, worker, turn + AHEAD),)
+    return steps, acc
+
+
+@gluon.jit(do_not_specialize=["m_count"])
+def gemv_mma(
+    y_ptr,
+    x_ptr,
+    codes_ptr,
+    scale_ptr,
+    scale_scale_ptr,
+    m_count,
+):
+    """Each program computes 16 ROWS outputs for 8 TILES rows of x; its warps share the steps along k, each with a ring of x."""
+    run("griddepcontrol.launch_dependents;")
+    thread = gl.arange(0, THREADS, EACH)
+    lane = thread % 32
+    worker = thread // 32
+    first = gl.program_id(0) * ROWS
+    base = gl.program_id(1) * (8 * TILES)
+    ring = gl.inline_asm_elementwise(BUFFER, "=r", [], dtype=gl.int32, is_pure=True, pack=1) + worker * (RING * PIECE)
+    codes = words_at(codes_ptr, first, lane, worker)
+    zero_ptr = scale_ptr  # no zeros
+    steps = ()
+    for turn in gl.static_range(AHEAD):
+        steps = steps + (step_of(codes, scale_ptr, zero_ptr, first, lane, worker, turn),)
+    full = 0
+    run("griddepcontrol.wait;")  # weights may be read before the kernel in front ends, x may not
+    x = x_ptr + ((base + lane // 8) * K + worker * BLOCK_K + lane % 8 * 8)
+    rows = m_count - base
+    for piece in gl.static_range(RING - 1):
+        fetch(x, ring, lane, worker, rows, piece)
+        run("cp.async.commit_group;")
+    zero = gl.zeros([THREADS], gl.float32, EACH)
+    none = (zero, zero, zero, zero)
+    acc = ()
+    for _ in gl.static_range(ROWS * TILES):
+        acc = acc + (none,)
+    row_at = ring + lane % 8 * 128
+    for lap in range(LAPS):
+        words, own = codes + lap * LAP_WORDS, x + lap * LAP_K
+        scales, zeros = scale_ptr + lap * LAP_SCALES, zero_ptr + lap * LAP_SCALES
+        for turn in gl.static_range(LAP):
+            steps, acc = turn_of(steps, acc, words, scales, zeros, full, own, ring, row_at, first, lane, worker, rows, turn)
+    for turn in gl.static_range(LAPS * LAP, STEPS):
+        steps, acc = turn_of(steps, acc, codes, scale_ptr, zero_ptr, full, x, ring, row_at, first, lane, worker, rows, turn)
+    # the sums of the warps meet in shared memory
+    SUMS: gl.constexpr = gl.BlockedLayout([WARPS, 1, 1], [1, 2, 16], [1, WARPS, 1], [2, 1, 0])
+    meet = gl.allocate_shared_memory(gl.float32, [ROWS * TILES, WARPS, 8, 16], gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
+    for i in gl.static_range(ROWS * TILES):
+        each = gl.join(gl.join(acc[i][0], acc[i][2]), gl.join(acc[i][1], acc[i][3]))  # thread, n // 8, m % 2
+        meet.index(i).store(each.reshape([WARPS, 8, 4, 2, 2]).permute([0, 2, 4, 3, 1]).reshape([WARPS, 8, 16]))
+    for i in gl.static_range(ROWS * TILES):
+        total = gl.sum(meet.index(i).load(SUMS), axis=0)
+        m = base + i % TILES * 8 + gl.arange(0, 8, gl.SliceLayout(1, gl.SliceLayout(0, SUMS)))[:, None]
+        n = (first + i // TILES) * 16 + gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(0, SUMS)))[None, :]
+        total *= 2.0**14
+        scale_scale_at = gl.load(scale_scale_ptr + 0 + n * 0)
+        total *= scale_scale_at.to(gl.float32)
+        gl.store(y_ptr + m * N + n, total.to(gl.float16), mask=(m < m_count) & (n < N))
+
+
+PROBLEM = "m=2..8 n=8192 k=28672 format=nvfp4(bits=4,step=1.0,origin=0.0,group=16,scale=e4m3(bits=8,step=1.0,origin=0.0,group=-1,scale=f32,minifloat=e4m3,flat=True),minifloat=e2m1) x=f16 y=f16 accumulate=f32 bias=0 layout=n8@512,n2@4,n512@1835008,k2@16,k4@128,k2@8,k2@32,k2@64,k448@4096;4/32"
+SCHEDULE = "template=gemv_mma block_m=8 block_n=32 block_k=64 unit=mma side=left scale_at=accumulator zero_at=weight convert_at=register x_at=register split_k=1 sum_at=global warps=8 teams=1 stages=2 maxnreg=0 vector=2 ring=6 overlap=1"
+
+if __name__ == "__main__":
+    from w4gen.runtime.check import main
+
+    raise SystemExit(main(__file__))

@@ -1,0 +1,174 @@
+"""Measurements, as far as they run without a GPU: what they call, what they write, and what they refuse."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+
+import click.testing
+import pytest
+import torch
+
+import w4gen
+from w4gen.bench import decoder, end_to_end, end_to_end_report, host, replay
+
+
+def test_a_turn_is_of_every_call_in_each_round() -> None:
+    seen: list[str] = []
+    us = host.turns({"a": lambda: seen.append("a"), "b": lambda: seen.append("b")}, 2, lambda: seen.append("wait"))
+    turn = ["wait", *["a"] * host.TURN, "wait", *["b"] * host.TURN]
+    assert seen == [*turn * 3, "wait"]
+    assert us.keys() == {"a", "b"}
+    assert min(us.values()) > 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_host_time_is_not_measured_without_a_gpu(tmp_path: Path) -> None:
+    done = click.testing.CliRunner().invoke(host.main, ["--out", str(tmp_path / "host.json")])
+    assert done.exit_code == 1
+    assert "there is none here" in done.output
+    assert not (tmp_path / "host.json").exists()
+
+
+def test_spans_that_overlap_count_once() -> None:
+    """A linear kernel that starts early waits while the one in front still runs."""
+    spans = [("vectorized", 0.0, 4.0), ("gemv_half", 3.0, 9.0), ("fmha", 9.0, 10.0), ("nvjet_sm90", 12.0, 14.0)]
+    assert replay.busy([(0.0, 4.0), (3.0, 9.0), (1.0, 2.0), (12.0, 14.0)]) == 11
+    found = replay.split(spans * 2, 1)
+    assert (found["linears_us"], found["rest_us"], found["kernels"]) == (7, 5, 8)
+    assert found["longest_us"]["gemv_half"] == 12
+
+
+@pytest.mark.parametrize(
+    "name", ["gemv_half", "gemm", "dequant", "add_parts", "gemvNSP_kernel", "cutlass_80_tensorop_f16_s16816gemm"]
+)
+def test_kernels_of_linear_layers_are_known_by_name(name: str) -> None:
+    assert replay.LINEAR.search(name)
+
+
+def test_what_takes_too_long_or_fails_is_noted_and_the_rest_goes_on(tmp_path: Path) -> None:
+    run = end_to_end.Run(tmp_path / "it.json", 4, 4, torch.device("cpu"), time.time() + 60, results={"variants": {}})
+
+    def refuse() -> dict:
+        raise RuntimeError("out of memory\nand more")
+
+    run.take("a", "long", 0.05, lambda: time.sleep(5))
+    run.take("a", "refused", 5, refuse)
+    run.take("a", "done", 5, lambda: {"is": 1})
+    dataclasses.replace(run, ends=0).take("a", "late", 5, lambda: {"is": 1})
+    told = json.loads((tmp_path / "it.json").read_text())["variants"]["a"]
+    assert told["long"]["failed"] == "TimeoutError: not done in 0 s"
+    assert told["long"]["took_s"] < 2
+    assert told["refused"]["failed"] == "RuntimeError: out of memory"
+    assert told["done"]["is"] == 1
+    assert "no time was left" in told["late"]["failed"]
+
+
+def invoked(tmp_path: Path, *options: str) -> dict:
+    pytest.importorskip("transformers")
+    out = tmp_path / "end-to-end-tiny.json"
+    done = click.testing.CliRunner().invoke(end_to_end.main, ["--model", "tiny", "--out", str(out), *options])
+    assert done.exit_code == 0, done.output
+    return json.loads(out.read_text())
+
+
+def test_a_tiny_decoder_is_measured_on_a_cpu(tmp_path: Path) -> None:
+    """Two layers of hidden size 64; what is written is what the page is made of."""
+    found = invoked(
+        tmp_path,
+        "--format",
+        "int4_g64",
+        "--format",
+        "int4_g64+merged",
+        "--prompt",
+        "9",
+        "--new",
+        "8",
+        "--batch",
+        "3",
+        "--compile",
+        "",
+    )
+    plain, ours = (found["variants"][name] for name in ("bf16", "int4_g64"))
+    assert not [kind for each in (plain, ours) for kind in each.values() if "failed" in kind]
+    assert {"memory", "graph", "eager", "prefill", "batch 3"} <= set(plain) & set(ours)
+    assert ours["memory"]["layers"] == 14
+    assert ours["memory"]["skipped"] == ["lm_head: its weight is shared with model.embed_tokens.weight"]
+    assert ours["memory"]["bytes"] == ours["memory"]["stored_bytes"] < ours["memory"]["plain_bytes"] == plain["memory"]["bytes"]
+    assert found["variants"]["int4_g64+merged"]["memory"]["merged"] == 4
+    assert 0 <= ours["logits"]["token_error"] < 1e-2
+    page = end_to_end_report.document(tmp_path)
+    assert "## tiny: a prompt of 9 tokens, 8 new ones" in page
+    assert f"{ours['graph']['tokens_s']:,.0f} (" in page
+
+
+def test_only_what_is_asked_for_is_measured(tmp_path: Path) -> None:
+    found = invoked(tmp_path, "--format", "int4_g64", "--prompt", "3", "--new", "8", "--only", "prefill")
+    assert [set(each) for each in found["variants"].values()] == [{"memory", "prefill"}] * 2
+
+
+def test_a_step_gives_what_the_model_gives_without_a_cache() -> None:
+    pytest.importorskip("transformers")
+    with torch.no_grad():
+        model = decoder.built(end_to_end.TINY, torch.float32, torch.device("cpu"), 16)
+        answer = decoder.Decoder.started(model, 2, 7, 4)
+        tokens = answer.prompt
+        for _ in range(3):
+            tokens = torch.cat([tokens, answer.token], 1)
+            assert torch.allclose(answer.step(), model(tokens).logits[:, -1], atol=1e-5)
+        answer.again()
+        assert torch.equal(answer.prefill().argmax(-1, keepdim=True), tokens[:, 7:8])
+
+
+def test_logits_that_differ_are_told() -> None:
+    """A layer that multiplies by another weight than it holds is seen in both errors."""
+    pytest.importorskip("transformers")
+    with torch.no_grad():
+        model = decoder.built(end_to_end.TINY, torch.bfloat16, torch.device("cpu"), 16)
+        w4gen.convert(model, "int4_g64", progress=False)
+        run = end_to_end.Run(Path("none"), 7, 4, torch.device("cpu"), 0)
+        assert max(end_to_end.compared(run, model)[f"{name}_error"] for name in ("prompt", "token")) < 1e-2
+        layer = model.model.layers[0].mlp.down_proj
+        plain = layer.forward
+        layer.forward = lambda x: -plain(x)
+        found = end_to_end.compared(run, model)
+    assert min(found["prompt_error"], found["token_error"]) > 1e-2
+
+
+MADE_UP = {
+    "device": "a GPU", "torch": "2", "triton": "3", "cuda": "13", "date": "today", "command": "python -m w4gen.bench.end_to_end",
+    "model": "some-1b", "prompt": 512, "new": 128,
+    "variants": {
+        "bf16": {
+            "memory": {"bytes": 3_000_000_000}, "eager": {"tokens_s": 50.0, "token_us": 20000.0},
+            "graph": {"tokens_s": 250.0, "token_us": 4000.0, "linears_us": 3000.0, "rest_us": 700.0},
+            "compiled": {"failed": "TimeoutError: not done in 150 s"}, "floor": {"floor_us": 1500.0}, "prefill": {"ms": 10.0},
+        },
+        "int4_g128": {
+            "memory": {"bytes": 1_050_000_000, "stored_bytes": 1_000_000_000, "peak_more_bytes": 0, "largest_layer_bytes": 2**20},
+            "eager": {"tokens_s": 60.0, "token_us": 16666.0}, "logits": {"prompt_error": 0.001, "token_error": 0.002},
+            "graph": {"tokens_s": 500.0, "token_us": 2000.0, "linears_us": 1000.0, "rest_us": 700.0},
+            "floor": {"floor_us": 800.0}, "prefill": {"ms": 11.0}, "batch 16": {"tokens_s": 4000.0},
+        },
+    },
+}  # fmt: skip
+
+
+def test_the_page_explains_where_the_time_of_a_token_goes(tmp_path: Path) -> None:
+    (tmp_path / "end-to-end-made-up.json").write_text(json.dumps(MADE_UP))
+    us = {"nn.Linear": 15.0, "w4gen.Linear": 7.5, "op": 12.0, "bound kernel": 13.0}
+    row = {"m": 1, "k": 8, "n": 4, "format": "f", "dtype": "float16", "us": us, "share": 0.5, "spent_us": {"look-up": 0.3}}
+    (tmp_path / "host-made-up.json").write_text(json.dumps({**MADE_UP, "rows": [row]}))
+    page = end_to_end_report.document(tmp_path)
+    assert "| int4_g128 | 60 (1.20 ×) | 500 (2.00 ×) |  | 4,000 |" in page
+    assert "| int4_g128 | 800.0 | 200.0 | 700.0 | 300.0 | 14,666.0 | 80% |" in page
+    assert "| int4_g128 | 11.00 | 1.10 | 1,050 | 1.05 | 0 | 1 | 1.0e-03 | 2.0e-03 |" in page
+    assert "- bf16, compiled: TimeoutError: not done in 150 s" in page
+    assert "| 8 → 4 | 1 | f | float16 | 15.0 | 7.5 | 12.0 | 13.0 | 0.50 |" in page
+    assert "look-up 0.30" in page
+
+
+def test_no_results_make_no_page(tmp_path: Path) -> None:
+    assert end_to_end_report.document(tmp_path) == ""

@@ -1,0 +1,31 @@
+"""Where and with what a run was made: what every file of results begins with."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from w4gen import toolchain
+
+
+def facts(module: str) -> dict[str, Any]:
+    """The device, the date, the versions, and the command line of `module` (`w4gen.bench.compare`)."""
+    return {
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "date": datetime.date.today().isoformat(),
+        "torch": torch.__version__,
+        "triton": toolchain.version(),
+        "cuda": torch.version.cuda,
+        "command": " ".join([f"python -m {module}", *sys.argv[1:]]),
+    }
+
+
+def write(out: Path, results: dict[str, Any]) -> None:
+    """Write results as JSON."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(results, indent=1) + "\n")

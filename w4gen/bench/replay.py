@@ -1,0 +1,72 @@
+"""A call in one CUDA graph, and what the kernels of a replay take."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+LINEAR = re.compile(r"gem[mv]|nvjet|splitk|dequant|add_parts|_mm", re.IGNORECASE)
+"""Kernels of linear layers, ours and the vendor's, by their names; attention is not among them."""
+
+
+def captured(call: Callable[[], object]) -> Callable[[], object]:
+    """A call as a CUDA graph of it; on a CPU the call itself."""
+    call()
+    if not torch.cuda.is_available():
+        return call
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+def busy(spans: Iterable[tuple[float, float]]) -> float:
+    """How long at least one of several spans of time lasts."""
+    total, end = 0.0, -math.inf
+    for low, high in sorted(spans):
+        total += max(0.0, high - max(low, end))
+        end = max(end, high)
+    return total
+
+
+def split(spans: Sequence[tuple[str, float, float]], turns: int) -> dict[str, Any]:
+    """Microseconds of kernels (name, start, end) in one of so many turns: of linear layers, and of the rest.
+
+    A kernel that starts early waits for the one in front while both are seen to run: such time counts once, and not as the
+    linear layer's.
+    """
+    rest = [each for each in spans if not LINEAR.search(each[0])]
+    whole, others = (busy(each[1:] for each in some) / turns for some in (spans, rest))
+    longest = Counter[str]()
+    for name, low, high in spans:
+        longest[name[:90]] += (high - low) / turns
+    return {
+        "linears_us": round(whole - others, 2),
+        "rest_us": round(others, 2),
+        "kernels": round(len(spans) / turns),
+        "longest_us": {name: round(us, 1) for name, us in longest.most_common(12)},
+    }
+
+
+def kernels(replay: Callable[[], object], turns: int = 3) -> dict[str, Any]:
+    """Kernel time of a step, as the profiler has it; nothing where there is no GPU."""
+    if not torch.cuda.is_available():
+        return {}
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+        for _ in range(turns):
+            replay()
+        torch.cuda.synchronize()
+    on_gpu = [each for each in seen.events() if each.device_type == torch.autograd.DeviceType.CUDA]
+    return split([(each.name, each.time_range.start, each.time_range.end) for each in on_gpu], turns)

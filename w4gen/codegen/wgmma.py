@@ -1,0 +1,166 @@
+"""Printer of the template for many rows of x: wgmma, by warps that multiply and warps that bring x."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from w4gen.codegen import tl
+from w4gen.codegen.blocks import SumsPrinter
+from w4gen.codegen.gluon import GluonPrinter
+from w4gen.codegen.printer import constants
+from w4gen.errors import TemplateError
+from w4gen.ir.program import Program
+from w4gen.ir.tile import Dot, Op, Space
+from w4gen.schedule.many import SCALES
+from w4gen.schedule.rewrite import padded_group
+from w4gen.schedule.schedule import Schedule
+
+
+class WgmmaPrinter(SumsPrinter, GluonPrinter):
+    """Printer of gemm_wgmma: weights decoded and scaled in registers, as the left operand; x in shared memory."""
+
+    UNITS = (("mma", "left"),)
+    DOT = Dot(("k",), "mma", "left")
+    FAR = True
+    OUTPUTS = 64
+    """Outputs of a team of four warps."""
+    LIMIT = 168
+    """Registers of a thread, on average, where three times 128 threads share the 65536 of an SM."""
+
+    def __init__(self, program: Program, schedule: Schedule, features: frozenset[str] = frozenset()) -> None:
+        super().__init__(program, schedule, features)
+        problem = program.problem
+        if self.looked_up or self.how.power or self.apart or program.tile(self.grouped["scale"]).element not in SCALES[problem.x]:
+            raise TemplateError(
+                f"gemm_wgmma multiplies pairs of weights by pairs of scales in {problem.x}, which do not hold those of "
+                f"{problem.format.label}: take gemm"
+            )
+        if schedule.warps != 4 or schedule.teams * self.OUTPUTS != self.blocks["n"]:
+            asked = f"warps={schedule.warps} teams={schedule.teams} block_n={self.blocks['n']}"
+            raise TemplateError(f"gemm_wgmma has teams of 4 warps for {self.OUTPUTS} outputs, not {asked}")
+        if program.tile("x.tile").space is not Space.SHARED:
+            raise TemplateError("gemm_wgmma keeps x in shared memory: take x_at=shared")
+        if self.step_k % self.span and self.span % self.step_k:
+            raise TemplateError(f"group {self.span} and block_k={self.step_k}: take a block_k that divides it, or is a multiple")
+        if self.centred and self.span < self.step_k:
+            raise TemplateError(
+                f"gemm_wgmma takes one zero in a step of {self.step_k} k, not for {self.span} k: take a shorter step"
+            )
+
+    @property
+    def span(self) -> int:
+        """Inputs under one scale."""
+        return padded_group(self.program.problem, self.order.layout)
+
+    @property
+    def groups(self) -> int:
+        """Scales that an output has in a step: the program scales weights, and says nothing of it."""
+        return max(1, self.step_k // self.span)
+
+    @property
+    def workers(self) -> int:
+        """Programs that share the steps along k."""
+        return int(self.schedule.split_k)
+
+    @property
+    def registers(self) -> list[int]:
+        """Registers a thread of each further group of warps: those that bring x need few, and give theirs away."""
+        teams, bring = int(self.schedule.teams), 72 if self.blocks["m"] > 128 else 40
+        multiply = ((int(self.schedule.maxnreg) or self.LIMIT) * (teams + 1) - bring) // teams // 8 * 8
+        return [multiply] * (teams - 1) + [bring]
+
+    def calls(self) -> dict[str, Any]:
+        half = f"gl.{tl.TYPES[self.how.dtype.name].removeprefix('tl.')}"
+        out = "parts_ptr" if "parts" in self.program.graph else "y_ptr"
+        return super().calls() | {
+            "out": out,
+            "half": half,
+            "summed": self.summed,
+            "registers": self.registers,
+            "finish": self.finish,
+        }
+
+    def constants(self) -> str:
+        """Sizes of the problem, of a step and of what is in flight."""
+        rows = [
+            ("N", self.program.tile(self.out).sizes["n"], "outputs"),
+            ("K", self.program.tile("x").sizes["k"], "inputs"),
+            ("BLOCK_M", self.blocks["m"], "rows of x per program"),
+            ("BLOCK_K", self.step_k, "inputs per step"),
+            ("TEAMS", self.schedule.teams, "times 64 outputs per program"),
+            ("PIECES", self.step_k // 64, "times 64 inputs in a step"),
+            ("QUADS", self.step_k // self.order.held["k"], f"quads of {self.order.held['k']} inputs in a step"),
+            ("FRAGMENTS", self.order.held["k"] // 16, "times 16 inputs in a quad"),
+            ("GROUPS", self.groups, "scales of an output in a step"),
+            *self.of_scales(),
+            *([("ROW_ZEROS", self.strides("zero")["n"][-1], "zeros of 16 outputs")] if self.centred else []),
+            ("WORDS", self.order.units, "words of a quad's 32 lanes"),
+            ("ROW_WORDS", self.order.stride("n"), "words of 16 outputs"),
+            ("WARPS", self.schedule.warps, "warps of a team"),
+            ("SPLIT", self.workers, "programs that share the steps along k"),
+            ("WORKERS", self.workers, "the same"),
+            ("STEPS", self.turns, "steps of a program"),
+            ("AHEAD", min(int(self.schedule.stages), self.turns), "steps whose words are asked for ahead"),
+            ("RING", self.schedule.ring, "steps of x in flight"),
+        ]
+        return constants(rows, "gl")
+
+    def load(self, operand: str, extra: str = "") -> str:
+        if operand == "x":
+            self.ledger.update(self.chains["x"])
+            return "x = x_ptr + first.to(gl.int64) * K + (m * K + k)"
+        return super().load(operand, extra)
+
+    def dot(self) -> str:
+        self.ledger["part"] += 1
+        return "acc = hopper.warpgroup_mma(left[piece], ring.index(slot * PIECES + piece).permute((1, 0)), acc, is_async=True)"
+
+    @property
+    def summed(self) -> bool:
+        """Whether a scale is the sum of two numbers of x's type."""
+        return self.program.tile(self.grouped["scale"]).element != self.program.problem.x
+
+    def scale(self, operand: str) -> str:
+        """Multiply the pairs of n, and of n + 8, by their scales, rounding once.
+
+        A scale of more bits is a sum, of which the products with the smaller part come first: they are exact, or 2**-16 off.
+        """
+        self.ledger["w"] += 1
+        if not self.summed:
+            return "a, b = pair_of(a), pair_of(b)\nw = (mul2(w[0], a), mul2(w[1], b), mul2(w[2], a), mul2(w[3], b))"
+        half = tl.type_of(self.program.tile("x")).replace("tl.", "gl.")
+        lines = [f"{name}_rest = pair_of({name} - {name}.to({half}).to(gl.float32))" for name in "ab"]
+        each = [f"fma2(w[{i}], {name}, mul2(w[{i}], {name}_rest))" for i, name in enumerate("abab")]
+        return "\n".join([*lines, "a, b = pair_of(a), pair_of(b)", f"w = ({', '.join(each)})"])
+
+    def reduce(self, *names: str) -> str:
+        """Wait for the products; what they are computed from stays in its registers until then."""
+        self.written += "parts" in self.program.graph
+        self.ledger[names[0]] += 1
+        left = ", ".join(f"left[{piece}]" for piece in range(self.step_k // 64))
+        return f"done = hopper.warpgroup_mma_wait(0, deps=[acc, {left}])\nacc = done[0]"
+
+    def store(self) -> str:
+        """Add the bias, round and write; or write the partial sums."""
+        split, lines = "parts" in self.program.graph, []
+        value, place = "acc", "(share.to(gl.int64) * m_count + start)"
+        if not split:
+            lines = [
+                "column = row * 64 + gl.arange(0, 64, gl.SliceLayout(1, PRODUCT))",
+                *self.added("column", "acc", "[:, None]"),
+            ]
+            value, place = f"acc.to({self.kind})", "start.to(gl.int64)"
+        return "\n".join(
+            [
+                *(lines if len(lines) > 1 else []),
+                "n = row * 64 + gl.arange(0, 64, gl.SliceLayout(1, STORE))[:, None]",
+                "m = gl.arange(0, BLOCK_M, gl.SliceLayout(0, STORE))[None, :]",
+                f"at = {place} * N + (m * N + n)",
+                f"gl.store(out_ptr + at, gl.convert_layout({value}, STORE), mask=(m < m_count - start) & (n < N))",
+            ]
+        )
+
+    def fixed(self) -> dict[str, Op]:
+        found = super().fixed()
+        del found["scale.at"], found["scaled"]  # the scale is on the weight
+        return found

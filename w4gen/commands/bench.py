@@ -1,0 +1,76 @@
+"""`w4gen bench`: measurements on the GPU here, as tables and as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+import w4gen
+from w4gen.commands.question import SHAPE_HELP, as_json, detected, load_format, table, tell
+from w4gen.errors import ShapeError, W4Error
+
+
+@click.command()
+@click.option("--ablate", is_flag=True, help="time one shape part by part: portable, layout, decode, schedule, tuned, overlap")
+@click.option("--shape", "shapes", multiple=True, help=f"with --ablate: {SHAPE_HELP}; repeatable")
+@click.option(
+    "--layer", "layers", multiple=True, help="KxN (inputs x outputs); repeatable; ten layers of known models by default"
+)
+@click.option("--random", "count", default=0, help="that many random layers, K and N in 64 … 32768, multiples of 8")
+@click.option("--m", "tokens", multiple=True, type=int, default=(1, 8), show_default=True, help="rows of x; repeatable")
+@click.option("--format", "formats", multiple=True, default=("int4_g128",), show_default=True, help="or FILE.py:NAME; repeatable")
+@click.option("--dtype", "kinds", multiple=True, default=("float16",), show_default=True, help="of x and y; repeatable")
+@click.option("--out", type=click.Path(path_type=Path), help="JSON file to write")
+@as_json
+def bench(
+    as_json: bool,
+    ablate: bool,
+    shapes: tuple[str, ...],
+    layers: tuple[str, ...],
+    count: int,
+    tokens: tuple[int, ...],
+    formats: tuple[str, ...],
+    kinds: tuple[str, ...],
+    out: Path | None,
+) -> None:
+    """Compare with cuBLAS and the floor over layers and M, or with --ablate tell what each part of w4gen is worth."""
+    if ablate != bool(shapes):
+        raise ShapeError("--ablate and --shape MxKxN go together; layers of a comparison are --layer KxN and --m M")
+    if detected() == "portable":
+        raise W4Error("times come from GPUs only and there is none here: run w4gen bench where one is")
+    forms = tuple(map(load_format, formats))
+    if ablate:
+        facts = w4gen.ablate(shapes, forms, kinds, quiet if as_json else shown)
+    else:
+        facts = w4gen.compare(layers, count, tokens, forms, kinds, quiet if as_json else click.echo)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(facts, indent=1) + "\n")
+    if as_json:
+        tell(facts)
+
+
+def quiet(_: Any) -> None:
+    """Say nothing on the way: JSON comes at the end."""
+
+
+def shown(ladder: dict[str, Any]) -> None:
+    """Print the parts of one shape."""
+    least = ladder["floor_us"]
+    click.echo(
+        f"{ladder['m']}x{ladder['k']}x{ladder['n']} {ladder['format']} {ladder['dtype']}: "
+        f"cuBLAS {ladder['cublas_us']:.2f} us, floor {least:.2f} us"
+    )
+    cells = [
+        [row["part"], "-", "", "", "", row["why"]]
+        if "why" in row
+        else [
+            row["part"], f"{row['us']:.2f}", f"{row['gain']:.2f} x", f"{least / row['us']:.0%}",
+            f"{row['error']:.1e}, {row['equal_repeats']} equal{'' if row['right'] else ', WRONG'}", row["schedule"],
+        ]
+        for row in ladder["rows"]
+    ]  # fmt: skip
+    table("with", "us", "gain", "of floor", "error", "schedule", rows=cells)

@@ -1,0 +1,87 @@
+"""Many rows of x on an arch with wgmma: which tiles, and how many programs share k. Nothing here times anything."""
+
+from __future__ import annotations
+
+from w4gen.ir.layout import Layout
+from w4gen.ir.problem import Problem
+from w4gen.ir.types import BF16, F16, F32, Format
+from w4gen.schedule.arch import Arch
+from w4gen.schedule.rewrite import padded_group
+from w4gen.schedule.schedule import Schedule
+from w4gen.schedule.stored import readable
+
+WGMMA = range(33, 2049)
+"""The M for which gemm_wgmma may be: above, the vendor's matmul makes up for the time of dequantizing."""
+
+SCALES = {F16: (F16,), BF16: (BF16, F16, F32)}
+"""The types of scales that pairs of x's type multiply: as they are, or as a sum of two."""
+
+
+def many(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
+    """Many rows on an arch with wgmma: the rows of a tile, and the programs that share k, of which the model says the least.
+
+    None for what gemm_wgmma does not take: scales that a pair of x's type, or two, do not hold, zeros after scaling, codebooks.
+    """
+    form, group, held = problem.format, padded_group(problem, layout), layout.size("k")
+    held_by_pairs = form.affine and not form.flat and form.scale in SCALES[problem.x] and form.bits <= problem.x.mantissa
+    exact = form.zero is None or (form.zero_mode == "integer" and not isinstance(form.zero, Format))
+    if not {"gluon", "wgmma"} <= arch.features or not (held_by_pairs and exact) or problem.k % 8 or problem.epilogue:
+        return None
+    if problem.m[0] not in WGMMA or not readable(layout, form, arch) or layout.row_units() is not None:
+        return None
+    least = layout.block["k"]
+    whole = [size for size in (128, 64) if held % size == size % least == 0]
+    sizes = [size for size in whole if group % size == 0 or (form.zero is None and size % group == group % 16 == 0)]
+    if not sizes or layout.size("n") % 128:
+        return None
+    block_k, steps = sizes[0], held // sizes[0]
+    splits = [split for split in range(1, 11) if steps % split == 0 and steps // split >= 2]
+    choices = [(rows, split) for rows in (64, 128, 256) for split in splits if rows < 2 * problem.m[1]]
+    rows, split = min(choices, key=lambda choice: _wgmma_us(problem, arch, *choice))
+    if problem.m[0] > 512 and _dense_us(problem, arch) < _wgmma_us(problem, arch, rows, split):
+        return None
+    if problem.m[1] <= 64 and not (arch.sms < 2 * -(-problem.n // 128) <= 2 * arch.sms or steps <= 16):
+        return None  # gemm has more programs, whose sums meet sooner
+    alone = rows > 64 or (split == 1 and _programs(problem, rows, 1) <= arch.sms)
+    return Schedule(
+        template="gemm_wgmma",
+        block_m=rows,
+        block_n=128,
+        block_k=block_k,
+        split_k=split,
+        unit="mma",
+        side="left",
+        scale_at="weight",
+        x_at="shared",
+        teams=2,
+        stages=(4 if rows == 64 else 2) if alone else 1,
+        ring=(3 if rows == 256 else 6) if alone else 4,
+        maxnreg=0 if alone else 80,
+        overlap=int("dependent_launch" in arch.features),
+    )
+
+
+def _programs(problem: Problem, rows: int, split: int) -> int:
+    """Programs of gemm_wgmma, whose tiles are `rows` of x by 128 outputs."""
+    return -(-problem.m[1] // rows) * -(-problem.n // 128) * split
+
+
+def _wgmma_us(problem: Problem, arch: Arch, rows: int, split: int) -> float:
+    """Microseconds of gemm_wgmma: waves of programs, each of which starts, multiplies its steps and stores; then their sums.
+
+    A step of 128 k and 128 outputs is bound by its products (at 0.95 of the rate, and what they wait for decoding), or, of few
+    rows, by decoding; then two programs share an SM, if there are as many. Constants seen on an H200.
+    """
+    programs = _programs(problem, rows, split)
+    resident = 2 if rows == 64 and programs > arch.sms else 1
+    products = 0.12 + 2 * rows * 128 * 128 * arch.sms / arch.matrix_tflops / 0.95e6
+    start, step = (3.0, 0.94 if resident == 2 else 0.6) if rows == 64 else (5.5, products)
+    waves = -(-programs // (arch.sms * resident))
+    sums = 2.5 + 8 * split * problem.m[1] * problem.n / 4e6 if split > 1 else 0
+    return waves * (step * -(-problem.k // 128) / split + start) + sums
+
+
+def _dense_us(problem: Problem, arch: Arch) -> float:
+    """Microseconds of dequantizing, at 0.8 of the bandwidth, and of a vendor's matmul at 0.7 of the rate. Seen on an H200."""
+    weights = problem.n * problem.k
+    return 2 * problem.m[1] * weights / arch.matrix_tflops / 0.7e6 + 2.5 * weights / arch.bandwidth_gbs / 0.8e3 + 5
