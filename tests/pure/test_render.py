@@ -889,7 +889,7 @@ def test_ruff_is_there_for_the_goldens() -> None:
         ({}, {"warps": 8}, "gemm_wgmma has teams of 4 warps for 64 outputs, not warps=8 teams=2 block_n=128"),
         ({}, {"teams": 1}, "gemm_wgmma has teams of 4 warps for 64 outputs, not warps=4 teams=1 block_n=128"),
         ({}, {"x_at": "register"}, "gemm_wgmma keeps x in shared memory: take x_at=shared"),
-        ({"format": named("uint4_g64_z")}, {}, "gemm_wgmma takes one zero in a step of 128 k, not for 64: take a shorter step"),
+        ({"format": named("uint4_g64_z")}, {}, "gemm_wgmma takes one zero in a step of 128 k, not for 64: shorten the step"),
         ({"format": named("int4_g128"), "k": 1500}, {"block_k": 64}, ""),
         ({"format": replace(named("int4_g128"), group=192)}, {}, "group 192 and block_k=128: take a block_k that divides it"),
     ],

@@ -43,9 +43,7 @@ class WgmmaPrinter(SumsPrinter, GluonPrinter):
         if self.step_k % self.span and self.span % self.step_k:
             raise TemplateError(f"group {self.span} and block_k={self.step_k}: take a block_k that divides it, or is a multiple")
         if self.centred and self.span < self.step_k:
-            raise TemplateError(
-                f"gemm_wgmma takes one zero in a step of {self.step_k} k, not for {self.span} k: take a shorter step"
-            )
+            raise TemplateError(f"gemm_wgmma takes one zero in a step of {self.step_k} k, not for {self.span}: shorten the step")
 
     @property
     def span(self) -> int:
