@@ -208,7 +208,8 @@ def test_a_call_needs_no_more_memory_than_one_dequantized_layer(form: str, m: in
             peak = torch.cuda.max_memory_allocated() - before - activations * y.nbytes
             del y
             assert peak <= 2 * n * k + (activations + 1) * GRANULE
-            assert m <= 128 or peak >= 2 * n * k, "it dequantizes here"
+            dequantizes = w4gen.compile(f"{m}x{k}x{n}", form, arch=arch_of(x.device).name).schedule.unit == "vendor"
+            assert (peak >= 2 * n * k) == dequantizes
 
 
 @pytest.mark.parametrize("m", [1, 5, 40, 200])
@@ -278,7 +279,7 @@ def test_a_sweep_of_m_compiles_once_for_each_bucket(fresh_cache: Path, monkeypat
         assert it.error(y, it.x[:m]) <= it.limit(m)
         assert torch.equal(it.layer(shifted[:m]), y)
         it.layer(it.x[300 - m :])
-    assert [kernel.problem.m for kernel in asked] == list(BUCKETS)
+    assert [kernel.problem.m for kernel in asked] == [each for each in BUCKETS if each[0] <= 300]
     assert len(built) == sum(len(kernel.pieces) for kernel in asked)
 
 

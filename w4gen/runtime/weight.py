@@ -207,7 +207,7 @@ def dequantize(buffers: Iterable[torch.Tensor], form: Format, layout: Layout, n:
     return quantize.values(unpacked(buffers, form, layout, n, k), form, wide).to(dtype)
 
 
-SLAB, LEAST = 256, 2**17
+SLAB, LEAST = 256, 2**16
 """A slab is one of so many of a weight, or so many weights where those are more."""
 
 
