@@ -589,14 +589,31 @@ def test_choices_that_contradict_a_template_are_refused(changes: dict[str, objec
 def test_many_rows_take_wgmma_where_it_is(form: str) -> None:
     """From 65 rows to 2048, where a tile of outputs is whole; on other archs, and beyond, what was there before."""
     for m in BUCKETS:
-        problem = replace(problem_of(m=m[0], n=4096, k=4096, format=form), m=m)
+        problem = replace(problem_of(m=m[0], n=8192, k=8192, format=form), m=m)
         chosen = pick(lower(problem), ARCHES["sm_90"])
         assert (chosen.template == "gemm_wgmma") == (64 < m[0] <= 2048), m
         assert pick(lower(problem), SM_80).template != "gemm_wgmma"
         assert pick(lower(problem), replace(ARCHES["sm_90"], features=frozenset({"wgmma"}))).template != "gemm_wgmma"
         if chosen.template == "gemm_wgmma":
             made(lower(problem), chosen, ARCHES["sm_90"])
-            assert chosen.split_k == 1 or -(-m[1] // chosen.block_m) * 32 * chosen.split_k <= 2 * 132
+            assert chosen.split_k == 1 or -(-m[1] // chosen.block_m) * 64 * chosen.split_k <= 2 * 132
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "template"),
+    [
+        ((33, 64), 14336, 4096, "gemm_wgmma"),  # a wave of programs
+        ((33, 64), 1536, 1536, "gemm_wgmma"),  # few steps
+        ((33, 64), 8192, 8192, "gemm"),
+        ((65, 128), 4096, 4096, "gemm"),
+        ((65, 128), 1536, 8960, "gemm"),
+        ((65, 128), 8192, 28672, "gemm_wgmma"),
+    ],
+    ids=str,
+)
+def test_where_programs_would_share_k_gemm_has_more_of_them(m: tuple[int, int], n: int, k: int, template: str) -> None:
+    problem = replace(problem_of(m=m[0], n=n, k=k, format="int4_g128"), m=m)
+    assert pick(lower(problem), ARCHES["sm_90"]).template == template
 
 
 @pytest.mark.parametrize("form", ["nf4_g64", "e2m1_g64", "mxfp4", "nvfp4", "uint4_g32_m", "int3_g128"])

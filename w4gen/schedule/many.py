@@ -40,7 +40,8 @@ def many(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
     rows, split = min(choices, key=lambda choice: _wgmma_us(problem, arch, *choice))
     if problem.m[0] > 512 and _dense_us(problem, arch) < _wgmma_us(problem, arch, rows, split):
         return None
-    if problem.m[1] <= 64 and not (arch.sms < 2 * -(-problem.n // 128) <= 2 * arch.sms or steps <= 16):
+    filled = arch.sms < 2 * -(-problem.n // 128) <= 2 * arch.sms
+    if steps > 16 and ((problem.m[1] <= 64 and not filled) or (problem.m[1] <= 128 and rows == 64 and split > 1)):
         return None  # gemm has more programs, whose sums meet sooner
     alone = rows > 64 or (split == 1 and _programs(problem, rows, 1) <= arch.sms)
     return Schedule(
