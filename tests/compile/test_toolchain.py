@@ -310,8 +310,10 @@ def test_many_rows_on_warps_that_multiply_apart(shape: str, form: str, dtype: st
     schedule, format = kernel.schedule, kernel.problem.format
     assert count(lines, "HGMMA") == schedule.teams * schedule.block_k // 16
     quads = schedule.block_k * format.bits // 256
-    words = schedule.teams * quads * (schedule.stages + 1)
-    assert count(lines, r"LDG\.\S*\.128\b") == words, "asked for ahead, and again in the loop"
+    sizes = dict(re.findall(r"(SCALE_LOADS|SCALE_WORDS) = gl\.constexpr\((\d+)\)", kernel.source))
+    scales = int(sizes["SCALE_LOADS"]) * (sizes["SCALE_WORDS"] == "4")
+    loads = schedule.teams * (quads + scales) * (schedule.stages + 1)
+    assert count(lines, r"LDG\.\S*\.128\b") == loads, "asked for ahead, and again in the loop"
     last = max(index for index, line in enumerate(lines) if re.search(r"\bHGMMA", line))
     assert not count(lines[:last], "SHFL|STL|LDL|I2F")
     assert count(lines, r"LDGSTS\.") == schedule.block_m * schedule.block_k // 1024, "16 bytes of x a thread"

@@ -54,8 +54,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
 
     monkeypatch.setattr(ops, "LAUNCHES", {})
     monkeypatch.setattr(ops, "on_gpu", counted)
-    monkeypatch.setattr(ops, "interpreted", lambda: True)  # the op on a CPU then launches
-    monkeypatch.setattr(ops, "arch_of", lambda device=None: ARCHES["sm_90"])
+    for module in (ops, launch):
+        monkeypatch.setattr(module, "interpreted", lambda: True)  # the op on a CPU then launches
+        monkeypatch.setattr(module, "arch_of", lambda device=None: ARCHES["sm_90"])
     monkeypatch.setattr(ops, "launcher", made.load)
     monkeypatch.setattr(launch, "current_device", lambda: made.current)
     monkeypatch.setattr(launch, "current_stream", "stream of {}".format)

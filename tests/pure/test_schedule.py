@@ -608,6 +608,8 @@ def test_many_rows_take_wgmma_where_it_is(form: str) -> None:
         ((65, 128), 4096, 4096, "gemm"),
         ((65, 128), 1536, 8960, "gemm"),
         ((65, 128), 8192, 28672, "gemm_wgmma"),
+        ((33, 64), 128, 128, "gemm_wgmma"),  # one step
+        ((129, 256), 128, 64, "gemm_wgmma"),
     ],
     ids=str,
 )

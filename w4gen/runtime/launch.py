@@ -22,6 +22,7 @@ from w4gen.runtime.interpreter import mend_bf16
 from w4gen.runtime.weight import Weight
 from w4gen.schedule.arch import ARCHES, Arch, arch, for_capability
 from w4gen.schedule.stored import layout_for
+from w4gen.toolchain import interpreted
 
 _SWITCH = Lock()
 current_device = getattr(torch._C, "_cuda_getDevice", lambda: -1)
@@ -234,6 +235,6 @@ def aligned(x: torch.Tensor) -> torch.Tensor:
 
 def stored_for(w: Weight, device: torch.device) -> Weight:
     """`w` in the layout that kernels on `device` read; a weight on a CPU stays canonical, and one without memory as it is."""
-    if device.type == "meta" or (device.type == "cpu" and not toolchain.interpreted()):
+    if device.type == "meta" or (device.type == "cpu" and not interpreted()):
         return w
     return w.packed_as(layout_for(w.format, arch_of(device), w.n, w.k))

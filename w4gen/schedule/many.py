@@ -35,7 +35,7 @@ def many(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
     if not sizes or layout.size("n") % 128:
         return None
     block_k, steps = sizes[0], held // sizes[0]
-    splits = [split for split in range(1, 11) if steps % split == 0 and steps // split >= 2]
+    splits = [split for split in range(1, 11) if split == 1 or (steps % split == 0 and steps // split >= 2)]
     choices = [(rows, split) for rows in (64, 128, 256) for split in splits if rows < 2 * problem.m[1]]
     rows, split = min(choices, key=lambda choice: _wgmma_us(problem, arch, *choice))
     if problem.m[0] > 512 and _dense_us(problem, arch) < _wgmma_us(problem, arch, rows, split):
