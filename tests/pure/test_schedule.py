@@ -610,6 +610,8 @@ def test_many_rows_take_wgmma_where_it_is(form: str) -> None:
         ((65, 128), 8192, 28672, "gemm_wgmma"),
         ((33, 64), 128, 128, "gemm_wgmma"),  # one step
         ((129, 256), 128, 64, "gemm_wgmma"),
+        ((129, 256), 128 * 65535, 128, "gemm_wgmma"),
+        ((129, 256), 128 * 65536, 128, "dequant"),  # more columns of tiles than a grid has
     ],
     ids=str,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from w4gen.ir.layout import Layout
 from w4gen.ir.problem import Problem
 from w4gen.ir.types import BF16, F16, F32, Format
-from w4gen.schedule.arch import Arch
+from w4gen.schedule.arch import GRID, Arch
 from w4gen.schedule.rewrite import padded_group
 from w4gen.schedule.schedule import Schedule
 from w4gen.schedule.stored import readable
@@ -32,7 +32,7 @@ def many(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
     least = layout.block["k"]
     whole = [size for size in (128, 64) if held % size == size % least == 0]
     sizes = [size for size in whole if group % size == 0 or (form.zero is None and size % group == group % 16 == 0)]
-    if not sizes or layout.size("n") % 128:
+    if not sizes or layout.size("n") % 128 or problem.n > 128 * GRID:
         return None
     block_k, steps = sizes[0], held // sizes[0]
     splits = [split for split in range(1, 11) if split == 1 or (steps % split == 0 and steps // split >= 2)]
