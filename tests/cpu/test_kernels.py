@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import w4gen
 from w4gen import Format, toolchain
-from w4gen.codegen.blocks import DensePrinter
+from w4gen.codegen.dense import DensePrinter
 from w4gen.errors import ShapeError, W4Error
 from w4gen.formats import named
 from w4gen.ir.layout import Layout, rows
@@ -30,7 +30,7 @@ from w4gen.runtime import check, launch, ops
 from w4gen.runtime.dtypes import OURS
 from w4gen.runtime.interpreter import mend_bf16
 from w4gen.schedule.arch import ARCHES, M16K16
-from w4gen.schedule.rules import bucket
+from w4gen.schedule.rules import BUCKETS, bucket
 from w4gen.schedule.schedule import Schedule
 from w4gen.schedule.stored import fragment_order, layout_for
 
@@ -545,9 +545,9 @@ def test_a_sweep_of_m_compiles_once_for_each_bucket(monkeypatch: pytest.MonkeyPa
     asked, plain = [], ops.compile
     monkeypatch.setattr(ops, "compile", lambda problem, arch: asked.append(problem.m) or plain(problem, arch))
     layer = w4gen.Linear(cases.call("int4_g128", 1, 8, 256).w)
-    for m in [1, 2, 16, 17, 18, 32, 33, 63, 64, 65, 66, 128, 129, 130, 300]:
+    for m in [1, 2, 16, 17, 18, 32, 33, 63, 64, 65, 66, 128, 129, 130, 256, 257, 300, 512, 513, 2049]:
         layer(torch.zeros(m, 256, dtype=F16))
-    assert asked == [(1, 1), (2, 8), (9, 16), (17, 32), (33, 64), (65, 128), (129, 2**31 - 1)]
+    assert asked == list(BUCKETS)
 
 
 def test_a_million_rows_take_a_kernel(no_fallback: None) -> None:

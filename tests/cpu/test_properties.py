@@ -22,7 +22,7 @@ from w4gen.ir.types import BF16, F16, F32
 from w4gen.pipeline import compile
 from w4gen.runtime import ops
 from w4gen.schedule.arch import ARCHES, M16K16
-from w4gen.schedule.rules import fragment_order
+from w4gen.schedule.stored import fragment_order
 
 OWN = [
     *(cases.CUBES, cases.UINT2, cases.UINT8),
