@@ -91,7 +91,6 @@ def test_threads_that_miss_together_compile_once(monkeypatch: pytest.MonkeyPatch
 
 def test_the_switch_of_exact_sums_is_set_back_by_the_last_of_many_threads() -> None:
     matmul = torch.backends.cuda.matmul
-    matmul.allow_fp16_reduced_precision_reduction = True  # as it is when torch is imported; a bench sets it for its process
     before, inside = matmul.allow_fp16_reduced_precision_reduction, []
 
     def call() -> None:

@@ -21,7 +21,7 @@ KERNELS: dict[str, tuple[str, str, dict[str, object]]] = {
     "m1_int4_g128_half": ("1x1536x256", "int4_g128", SM_90),
     "m8_int4_g128_mma": ("8x1536x256", "int4_g128", SM_90),
     "m8_nvfp4_long": ("8x28672x8192", "nvfp4", SM_90),
-    "m64_int4_g128": ("64x1536x256", "int4_g128", SM_90),
+    "m64_int4_g128": ("64x4096x4096", "int4_g128", SM_90),
     "m200_int4_g128_wgmma": ("200x4096x4096", "int4_g128", SM_90),
     "m1_nf4_g64_ragged_bias": ("1x1000x37", "nf4_g64", {"bias": True}),
     "m16_nf4_g64": ("16x1536x256", "nf4_g64", SM_80),

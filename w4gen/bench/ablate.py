@@ -23,7 +23,7 @@ import torch
 from w4gen import ahead, pipeline
 from w4gen.ahead import Ask
 from w4gen.api import parse_shape, problem_of
-from w4gen.bench.compare import REPEATS, ROUNDS
+from w4gen.bench.compare import REPEATS, ROUNDS, sums_in_f32
 from w4gen.bench.facts import facts
 from w4gen.bench.floors import floor
 from w4gen.errors import W4Error
@@ -110,6 +110,7 @@ def in_fragments(problem: Problem) -> bool:
     return problem.layout is not None and problem.layout.row_units() is None
 
 
+@sums_in_f32()
 def ablate(
     shapes: Sequence[str],
     formats: Sequence[str | Format] = ("int4_g128",),
@@ -121,7 +122,6 @@ def ablate(
     A ladder has a row for each part: its microseconds and `gain`, how many times faster it is than the row before, or `why` there
     is no such kernel.
     """
-    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     ladders: list[dict[str, Any]] = []
     for kind, form, shape in itertools.product(kinds, formats, shapes):
         ladders.append(each := ladder(shape, form, kind, torch.device("cuda", torch.cuda.current_device())))

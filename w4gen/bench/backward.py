@@ -6,11 +6,8 @@ memory that a call takes beyond its inputs and its output.
 
 from __future__ import annotations
 
-import datetime
 import itertools
-import json
 import statistics
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,9 +15,9 @@ from typing import Any
 import click
 import torch
 
-from w4gen import toolchain
 from w4gen.api import parse_shape
-from w4gen.bench.compare import LAYERS, REPEATS, ROUNDS, random_weight
+from w4gen.bench.compare import LAYERS, REPEATS, ROUNDS, random_weight, sums_in_f32
+from w4gen.bench.facts import facts, write
 from w4gen.bench.floors import floor
 from w4gen.codegen.render import Kernel
 from w4gen.errors import W4Error
@@ -113,6 +110,7 @@ def told(row: dict[str, Any]) -> str:
 @click.option("--dtype", "kinds", multiple=True, default=("float16",), show_default=True)
 @click.option("--schedule", "changes", multiple=True, default=("",), help="changes to the rules' choice, as block_n=64,warps=4")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="JSON file to write")
+@sums_in_f32()
 def main(
     layers: tuple[str, ...],
     tokens: tuple[int, ...],
@@ -124,7 +122,6 @@ def main(
     """Time gradients on the GPU present, and write what was measured."""
     if not torch.cuda.is_available():
         raise click.ClickException("times come from GPUs only and there is none here: run this on a machine with one")
-    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     rows = []
     for layer, form in itertools.product(layers or tuple(f"{k}x{n}" for k, n in LAYERS), formats):
         _, k, n = parse_shape(f"1x{layer}")
@@ -137,19 +134,11 @@ def main(
                 continue
             click.echo(told(rows[-1]) + f"  {change}")
         torch.cuda.empty_cache()
-    facts = {
+    about = {
         "title": "Backward: dX [M, K] = dY [M, N] · w, beside torch.mm",
-        "device": torch.cuda.get_device_name(),
-        "date": datetime.date.today().isoformat(),
-        "torch": torch.__version__,
-        "triton": toolchain.version(),
-        "cuda": torch.version.cuda,
-        "command": " ".join(["python -m w4gen.bench.backward", *sys.argv[1:]]),
         "method": "graph replay over rotating copies of the weights (cold L2), median of medians, interleaved with torch.mm",
-        "rows": rows,
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(facts, indent=1) + "\n")
+    write(out, facts("w4gen.bench.backward") | about | {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -97,6 +98,19 @@ def told(shape: str, row: dict[str, Any]) -> str:
     return f"{shape:>14} {row['format']:10} {us:8.2f} us  {against}  error {row['error']:.2e}  equal {row['equal_repeats']}"
 
 
+@contextmanager
+def sums_in_f32() -> Iterator[None]:
+    """cuBLAS adds up f16 products in f32 throughout, as our kernels do; the switch is the process's, and is set back."""
+    matmul = torch.backends.cuda.matmul
+    allowed = matmul.allow_fp16_reduced_precision_reduction
+    matmul.allow_fp16_reduced_precision_reduction = False
+    try:
+        yield
+    finally:
+        matmul.allow_fp16_reduced_precision_reduction = allowed
+
+
+@sums_in_f32()
 def compare(
     layers: Sequence[str] = (),
     count: int = 0,
@@ -109,7 +123,6 @@ def compare(
 
     With no layers, `count` random ones, or those of known models. Raises `W4Error` where a shape has no kernel.
     """
-    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     chosen = layers or random_layers(count) or tuple(f"{k}x{n}" for k, n in LAYERS)
     asks = itertools.product(kinds, formats, chosen, tokens)
     shapes = [(*parse_shape(f"{m}x{layer}"), form, kind) for kind, form, layer, m in asks]

@@ -8,6 +8,7 @@ from w4gen.codegen import tl
 from w4gen.codegen.blocks import SumsPrinter
 from w4gen.codegen.gluon import GluonPrinter
 from w4gen.codegen.printer import constants
+from w4gen.codegen.scales import in_gluon
 from w4gen.errors import TemplateError
 from w4gen.ir.program import Program
 from w4gen.ir.tile import Dot, Op, Space
@@ -68,11 +69,10 @@ class WgmmaPrinter(SumsPrinter, GluonPrinter):
         return [multiply] * (teams - 1) + [bring]
 
     def calls(self) -> dict[str, Any]:
-        half = f"gl.{tl.TYPES[self.how.dtype.name].removeprefix('tl.')}"
         out = "parts_ptr" if "parts" in self.program.graph else "y_ptr"
         return super().calls() | {
             "out": out,
-            "half": half,
+            "half": self.half,
             "summed": self.summed,
             "registers": self.registers,
             "finish": self.finish,
@@ -114,6 +114,11 @@ class WgmmaPrinter(SumsPrinter, GluonPrinter):
         return "acc = hopper.warpgroup_mma(left[piece], ring.index(slot * PIECES + piece).permute((1, 0)), acc, is_async=True)"
 
     @property
+    def half(self) -> str:
+        """The type of x, and of weights."""
+        return in_gluon(tl.type_of(self.program.tile("x")))
+
+    @property
     def summed(self) -> bool:
         """Whether a scale is the sum of two numbers of x's type."""
         return self.program.tile(self.grouped["scale"]).element != self.program.problem.x
@@ -126,8 +131,7 @@ class WgmmaPrinter(SumsPrinter, GluonPrinter):
         self.ledger["w"] += 1
         if not self.summed:
             return "a, b = pair_of(a), pair_of(b)\nw = (mul2(w[0], a), mul2(w[1], b), mul2(w[2], a), mul2(w[3], b))"
-        half = tl.type_of(self.program.tile("x")).replace("tl.", "gl.")
-        lines = [f"{name}_rest = pair_of({name} - {name}.to({half}).to(gl.float32))" for name in "ab"]
+        lines = [f"{name}_rest = pair_of({name} - {name}.to({self.half}).to(gl.float32))" for name in "ab"]
         each = [f"fma2(w[{i}], {name}, mul2(w[{i}], {name}_rest))" for i, name in enumerate("abab")]
         return "\n".join([*lines, "a, b = pair_of(a), pair_of(b)", f"w = ({', '.join(each)})"])
 
