@@ -119,6 +119,20 @@ def test_many_rows_give_the_truth_and_the_same_bits(form: str, n: int, k: int, k
         assert all(torch.equal(it.layer(x), first) for _ in range(40))
 
 
+@pytest.mark.skipif(HERE and torch.cuda.get_device_capability() != (9, 0), reason="wgmma is of sm_90")
+@pytest.mark.parametrize("kind", [F16, BF16], ids=str)
+@pytest.mark.parametrize("form", ["int4_g128", "int4_g32", "uint4_g128_z"])
+def test_four_teams_give_the_truth_and_the_same_bits(form: str, kind: torch.dtype) -> None:
+    it = case(form, 128, 17917, 504, kind, bias=True)
+    for m in (33, 64, 65, 100, 128):
+        assert kernel_of(form, m, 17917, 504, kind, bias=True).schedule.teams == 4
+        x = it.x[:m].contiguous()
+        first = it.layer(x)
+        error, most = it.error(first, x), it.limit(m)
+        assert error <= most, f"M={m}: {error:.2e} > {most:.0e}"
+        assert all(torch.equal(it.layer(x), first) for _ in range(40))
+
+
 def heavy(k: int) -> torch.Tensor:
     """x [1, K] of a normal body with outliers up to ±6e4 in one place of a hundred."""
     x = torch.randn(1, k, device="cuda")

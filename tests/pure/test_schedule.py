@@ -608,6 +608,7 @@ def test_many_rows_take_wgmma_where_it_is(form: str) -> None:
         ((65, 128), 4096, 4096, "gemm"),
         ((65, 128), 1536, 8960, "gemm"),
         ((65, 128), 8192, 28672, "gemm_wgmma"),
+        ((33, 64), 28672, 8192, "gemm_wgmma"),  # a wave of wide tiles
         ((33, 64), 128, 128, "gemm_wgmma"),  # one step
         ((129, 256), 128, 64, "gemm_wgmma"),
         ((129, 256), 128 * 65535, 128, "gemm_wgmma"),
@@ -618,6 +619,24 @@ def test_many_rows_take_wgmma_where_it_is(form: str) -> None:
 def test_where_programs_would_share_k_gemm_has_more_of_them(m: tuple[int, int], n: int, k: int, template: str) -> None:
     problem = replace(problem_of(m=m[0], n=n, k=k, format="int4_g128"), m=m)
     assert pick(lower(problem), ARCHES["sm_90"]).template == template
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "teams", "rows"),
+    [
+        ((33, 64), 28672, 8192, 4, 64),
+        ((65, 128), 28672, 8192, 4, 128),
+        ((65, 128), 28672 + 128, 8192, 2, 128),  # not in tiles of 256
+        ((65, 128), 8192, 28672, 2, 128),  # tiles that share k
+        ((129, 256), 28672, 8192, 2, 256),
+        ((65, 128), 14336, 4096, 2, 128),  # a wave of narrower tiles
+    ],
+    ids=str,
+)
+def test_four_teams_where_that_makes_one_wave(m: tuple[int, int], n: int, k: int, teams: int, rows: int) -> None:
+    problem = replace(problem_of(m=m[0], n=n, k=k, format="int4_g128"), m=m)
+    chosen = pick(lower(problem), ARCHES["sm_90"])
+    assert (chosen.template, chosen.teams, chosen.block_n, chosen.block_m) == ("gemm_wgmma", teams, 64 * teams, rows)
 
 
 @pytest.mark.parametrize("form", ["nf4_g64", "e2m1_g64", "mxfp4", "nvfp4", "uint4_g32_m", "int3_g128"])

@@ -25,8 +25,8 @@ class WgmmaPrinter(SumsPrinter, GluonPrinter):
     FAR = True
     OUTPUTS = 64
     """Outputs of a team of four warps."""
-    LIMIT = 168
-    """Registers of a thread, on average, where three times 128 threads share the 65536 of an SM."""
+    REGISTERS = 65536 // 128
+    """Registers of an SM for each of 128 threads."""
 
     def __init__(self, program: Program, schedule: Schedule, features: frozenset[str] = frozenset()) -> None:
         super().__init__(program, schedule, features)
@@ -64,8 +64,9 @@ class WgmmaPrinter(SumsPrinter, GluonPrinter):
     @property
     def registers(self) -> list[int]:
         """Registers a thread of each further group of warps: those that bring x need few, and give theirs away."""
-        teams, bring = int(self.schedule.teams), 72 if self.blocks["m"] > 128 else 40
-        multiply = ((int(self.schedule.maxnreg) or self.LIMIT) * (teams + 1) - bring) // teams // 8 * 8
+        teams, bring = int(self.schedule.teams), 72 if self.blocks["m"] > 128 else 32 if self.schedule.teams > 2 else 40
+        average = int(self.schedule.maxnreg) or self.REGISTERS // (teams + 1) // 8 * 8
+        multiply = (average * (teams + 1) - bring) // teams // 8 * 8
         return [multiply] * (teams - 1) + [bring]
 
     def calls(self) -> dict[str, Any]:

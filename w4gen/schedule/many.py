@@ -36,47 +36,51 @@ def many(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
         return None
     block_k, steps = sizes[0], held // sizes[0]
     splits = [split for split in range(1, 11) if split == 1 or (steps % split == 0 and steps // split >= 2)]
-    choices = [(rows, split) for rows in (64, 128, 256) for split in splits if rows < 2 * problem.m[1]]
-    rows, split = min(choices, key=lambda choice: _wgmma_us(problem, arch, *choice))
-    if problem.m[0] > 512 and _dense_us(problem, arch) < _wgmma_us(problem, arch, rows, split):
+    choices = [(2, rows, split) for rows in (64, 128, 256) for split in splits]
+    if layout.size("n") % 256 == 0:
+        choices += [(4, 64, 1)] + [(4, 128, 1)] * (64 in sizes)
+    choices = [(teams, rows, split) for teams, rows, split in choices if rows < 2 * problem.m[1]]
+    teams, rows, split = min(choices, key=lambda choice: _wgmma_us(problem, arch, *choice))
+    if problem.m[0] > 512 and _dense_us(problem, arch) < _wgmma_us(problem, arch, teams, rows, split):
         return None
-    filled = arch.sms < 2 * -(-problem.n // 128) <= 2 * arch.sms
+    filled = teams > 2 or arch.sms < 2 * -(-problem.n // 128) <= 2 * arch.sms
     if steps > 16 and ((problem.m[1] <= 64 and not filled) or (problem.m[1] <= 128 and rows == 64 and split > 1)):
         return None  # gemm has more programs, whose sums meet sooner
-    alone = rows > 64 or (split == 1 and _programs(problem, rows, 1) <= arch.sms)
+    alone = rows > 64 or teams > 2 or (split == 1 and _programs(problem, teams, rows, 1) <= arch.sms)
+    ahead = (4 if rows == 64 else 2) if alone and teams == 2 else 1
     return Schedule(
         template="gemm_wgmma",
         block_m=rows,
-        block_n=128,
-        block_k=block_k,
+        block_n=64 * teams,
+        block_k=64 if (teams, rows) == (4, 128) else block_k,
         split_k=split,
         unit="mma",
         side="left",
         scale_at="weight",
         x_at="shared",
-        teams=2,
-        stages=(4 if rows == 64 else 2) if alone else 1,
-        ring=(3 if rows == 256 else 6) if alone else 4,
+        teams=teams,
+        stages=ahead,
+        ring={64: 6, 128: 6 if teams == 2 else 8, 256: 3}[rows] if alone else 4,
         maxnreg=0 if alone else 80,
         overlap=int("dependent_launch" in arch.features),
     )
 
 
-def _programs(problem: Problem, rows: int, split: int) -> int:
-    """Programs of gemm_wgmma, whose tiles are `rows` of x by 128 outputs."""
-    return -(-problem.m[1] // rows) * -(-problem.n // 128) * split
+def _programs(problem: Problem, teams: int, rows: int, split: int) -> int:
+    """Programs of gemm_wgmma, whose tiles are `rows` of x by 64 outputs for each team."""
+    return -(-problem.m[1] // rows) * -(-problem.n // (64 * teams)) * split
 
 
-def _wgmma_us(problem: Problem, arch: Arch, rows: int, split: int) -> float:
+def _wgmma_us(problem: Problem, arch: Arch, teams: int, rows: int, split: int) -> float:
     """Microseconds of gemm_wgmma: waves of programs, each of which starts, multiplies its steps and stores; then their sums.
 
-    A step of 128 k and 128 outputs is bound by its products (at 0.95 of the rate, and what they wait for decoding), or, of few
-    rows, by decoding; then two programs share an SM, if there are as many. Constants seen on an H200.
+    A step of 128 k is bound by its products (at 0.95 of the rate, and what they wait for decoding), or, of few rows, by what it
+    brings and decodes; then four teams share an SM, and x too if they are of one program. Constants seen on an H200.
     """
-    programs = _programs(problem, rows, split)
-    resident = 2 if rows == 64 and programs > arch.sms else 1
-    products = 0.12 + 2 * rows * 128 * 128 * arch.sms / arch.matrix_tflops / 0.95e6
-    start, step = (3.0, 0.94 if resident == 2 else 0.6) if rows == 64 else (5.5, products)
+    programs = _programs(problem, teams, rows, split)
+    resident = 2 if (teams, rows) == (2, 64) and programs > arch.sms else 1
+    products = teams * (0.06 + 2 * rows * 64 * 128 * arch.sms / arch.matrix_tflops / 0.95e6)
+    start, step = (3.0, 0.6 if resident == 1 and teams == 2 else 0.94 if teams == 2 else 0.92) if rows == 64 else (5.5, products)
     waves = -(-programs // (arch.sms * resident))
     sums = 2.5 + 8 * split * problem.m[1] * problem.n / 4e6 if split > 1 else 0
     return waves * (step * -(-problem.k // 128) / split + start) + sums

@@ -134,7 +134,7 @@ def varied(way: Schedule, layout: Layout, arch: Arch, rows: int) -> dict[str, li
     if way.template == "gemv_mma":
         return {"block_n": [each for each in block_n if each <= 32], "warps": warps[:4], "stages": stages[1:], "ring": [4, 8]}
     if way.template == "gemm_wgmma":
-        return {"block_m": [64, 128, 256], "split_k": split, "ring": [3, 4, 6], "maxnreg": [0]}
+        return {"block_m": [64, 128] + [256] * (way.teams == 2), "split_k": split, "ring": [3, 4, 6], "maxnreg": [0]}
     tall = [each for each in doubled(16, LARGEST["block_m"]) if each < 2 * rows or each == 16]
     if way.template == "dgrad":
         block_k = [each for each in block_k if each <= 256]
