@@ -310,11 +310,12 @@ def test_many_rows_on_warps_that_multiply_apart(shape: str, form: str, dtype: st
     assert (binary.spills, binary.shared_bytes <= ARCHES["sm_90"].shared_bytes) == (0, True)
     lines = binary.text("sass").splitlines()
     schedule, format = kernel.schedule, kernel.problem.format
-    assert count(lines, "HGMMA") == schedule.teams * schedule.block_k // 16
+    sizes = {name: int(size) for name, size in re.findall(r"(\w+) = gl\.constexpr\((\d+)\)", kernel.source)}
+    rest = sizes["STEPS"] % sizes["AHEAD"]
+    assert count(lines, "HGMMA") == schedule.teams * schedule.block_k // 16 * (sizes["AHEAD"] + rest)
     quads = schedule.block_k * format.bits // 256
-    sizes = dict(re.findall(r"(SCALE_LOADS|SCALE_WORDS) = gl\.constexpr\((\d+)\)", kernel.source))
-    scales = int(sizes["SCALE_LOADS"]) * (sizes["SCALE_WORDS"] == "4")
-    loads = schedule.teams * (quads + scales) * (schedule.stages + 1)
+    scales = sizes["SCALE_LOADS"] * (sizes["SCALE_WORDS"] == 4)
+    loads = schedule.teams * (quads + scales) * 2 * sizes["AHEAD"]
     assert count(lines, r"LDG\.\S*\.128\b") == loads, "asked for ahead, and again in the loop"
     last = max(index for index, line in enumerate(lines) if re.search(r"\bHGMMA", line))
     assert not count(lines[:last], "SHFL|STL|LDL|I2F")

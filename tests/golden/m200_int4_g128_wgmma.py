@@ -199,7 +199,7 @@ def left_of(words, scales, zeros, piece: gl.constexpr):
 def bring(x_ptr, ring, filled, drained, m_count):
     """Copy x into the ring, a step of [BLOCK_M, BLOCK_K] at a time. Rows and k beyond the end become zeros."""
     COPY: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0])
-    ROWS: gl.constexpr = 4 * WARPS  # that a copy brings, 16 bytes a thread
+    ROWS: gl.constexpr = 8 * WARPS  # that a copy brings, twice 16 bytes a thread
     m = gl.arange(0, ROWS, gl.SliceLayout(1, COPY))[:, None]
     k = gl.arange(0, 64, gl.SliceLayout(0, COPY))[None, :]
     share = gl.program_id(2)
@@ -221,12 +221,31 @@ def bring(x_ptr, ring, filled, drained, m_count):
 
 
 @gluon.jit
-def multiply(ring, filled, drained, out_ptr, codes_ptr, scale_ptr, zero_ptr, bias_ptr, m_count, TEAM: gl.constexpr):
-    """Multiply 64 outputs with the rows in the ring.
+def one_step(acc, asked, step, ring, filled, drained, codes, scale_ptr, zero_ptr, first, lane, share):
+    """Add the products of a step to the sums, and ask for the words of another.
 
     What the matrix cores read is decoded before they are asked, and nothing is decoded until they are done: a register they read
     is never written while they may.
     """
+    words, scales, zeros = asked
+    left = ()
+    for piece in gl.static_range(PIECES):
+        left = left + (left_of(words, scales, zeros, piece),)
+    asked = step_of(codes, scale_ptr, zero_ptr, first, lane, share, gl.minimum(step + AHEAD, STEPS - 1))
+    slot = step % RING
+    hopper.mbarrier.wait(filled.index(slot), (step // RING) & 1)
+    hopper.fence_async_shared()
+    for piece in gl.static_range(PIECES):
+        acc = hopper.warpgroup_mma(left[piece], ring.index(slot * PIECES + piece).permute((1, 0)), acc, is_async=True)
+    done = hopper.warpgroup_mma_wait(0, deps=[acc, left[0], left[1]])
+    acc = done[0]
+    hopper.mbarrier.arrive(drained.index(slot), count=1)
+    return acc, asked
+
+
+@gluon.jit
+def multiply(ring, filled, drained, out_ptr, codes_ptr, scale_ptr, zero_ptr, bias_ptr, m_count, TEAM: gl.constexpr):
+    """Multiply 64 outputs with the rows in the ring."""
     thread = gl.arange(0, THREADS, EACH)
     lane = thread % 32
     share = gl.program_id(2)
@@ -237,21 +256,14 @@ def multiply(ring, filled, drained, out_ptr, codes_ptr, scale_ptr, zero_ptr, bia
     for turn in gl.static_range(AHEAD):
         steps = steps + (step_of(codes, scale_ptr, zero_ptr, first, lane, share, turn),)
     acc = gl.zeros([64, BLOCK_M], gl.float32, PRODUCT)
-    for step in range(STEPS):
-        words, scales, zeros = steps[0]
-        left = ()
-        for piece in gl.static_range(PIECES):
-            left = left + (left_of(words, scales, zeros, piece),)
-        ahead = gl.minimum(step + AHEAD, STEPS - 1)
-        steps = steps[1:] + (step_of(codes, scale_ptr, zero_ptr, first, lane, share, ahead),)
-        slot = step % RING
-        hopper.mbarrier.wait(filled.index(slot), (step // RING) & 1)
-        hopper.fence_async_shared()
-        for piece in gl.static_range(PIECES):
-            acc = hopper.warpgroup_mma(left[piece], ring.index(slot * PIECES + piece).permute((1, 0)), acc, is_async=True)
-        done = hopper.warpgroup_mma_wait(0, deps=[acc, left[0], left[1]])
-        acc = done[0]
-        hopper.mbarrier.arrive(drained.index(slot), count=1)
+    for lap in range(STEPS // AHEAD):  # a lap at a time, so that no register has to move before what it waits for is there
+        for turn in gl.static_range(AHEAD):
+            step = lap * AHEAD + turn
+            acc, asked = one_step(acc, steps[turn], step, ring, filled, drained, codes, scale_ptr, zero_ptr, first, lane, share)
+            steps = steps[:turn] + (asked,) + steps[turn + 1 :]
+    for turn in gl.static_range(STEPS % AHEAD):
+        step = STEPS // AHEAD * AHEAD + turn
+        acc, asked = one_step(acc, steps[turn], step, ring, filled, drained, codes, scale_ptr, zero_ptr, first, lane, share)
     STORE: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, WARPS], [0, 1])
     start = gl.program_id(0) * BLOCK_M
     n = row * 64 + gl.arange(0, 64, gl.SliceLayout(1, STORE))[:, None]

@@ -47,7 +47,7 @@ def many(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
     if steps > 16 and ((problem.m[1] <= 64 and not filled) or (problem.m[1] <= 128 and rows == 64 and split > 1)):
         return None  # gemm has more programs, whose sums meet sooner
     alone = rows > 64 or teams > 2 or (split == 1 and _programs(problem, teams, rows, 1) <= arch.sms)
-    ahead = (4 if rows == 64 else 2) if alone and teams == 2 else 1
+    ahead = {64: 4, 128: 3, 256: 1}[rows] if alone and teams == 2 else 1
     return Schedule(
         template="gemm_wgmma",
         block_m=rows,
@@ -80,7 +80,7 @@ def _wgmma_us(problem: Problem, arch: Arch, teams: int, rows: int, split: int) -
     programs = _programs(problem, teams, rows, split)
     resident = 2 if (teams, rows) == (2, 64) and programs > arch.sms else 1
     products = teams * (0.06 + 2 * rows * 64 * 128 * arch.sms / arch.matrix_tflops / 0.95e6)
-    start, step = (3.0, 0.6 if resident == 1 and teams == 2 else 0.94 if teams == 2 else 0.92) if rows == 64 else (5.5, products)
+    start, step = (3.0, 0.52 if resident == 1 and teams == 2 else 0.94 if teams == 2 else 0.92) if rows == 64 else (5.5, products)
     waves = -(-programs // (arch.sms * resident))
     sums = 2.5 + 8 * split * problem.m[1] * problem.n / 4e6 if split > 1 else 0
     return waves * (step * -(-problem.k // 128) / split + start) + sums
