@@ -23,7 +23,8 @@ import torch
 from w4gen import ahead, pipeline
 from w4gen.ahead import Ask
 from w4gen.api import parse_shape, problem_of
-from w4gen.bench.compare import REPEATS, ROUNDS, sums_in_f32
+from w4gen.bench.compare import REPEATS, sums_in_f32
+from w4gen.bench.contenders import ROUNDS
 from w4gen.bench.facts import facts
 from w4gen.bench.floors import floor
 from w4gen.errors import W4Error

@@ -16,7 +16,8 @@ import click
 import torch
 
 from w4gen.api import parse_shape
-from w4gen.bench.compare import LAYERS, REPEATS, ROUNDS, random_weight, sums_in_f32
+from w4gen.bench.compare import LAYERS, REPEATS, random_weight, sums_in_f32
+from w4gen.bench.contenders import ROUNDS
 from w4gen.bench.facts import facts, write
 from w4gen.bench.floors import floor
 from w4gen.codegen.render import Kernel

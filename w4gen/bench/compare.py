@@ -1,4 +1,4 @@
-"""`w4gen bench`: w4gen against cuBLAS fp16 over shapes, formats and M, in one interleaved run, as JSON.
+"""`w4gen bench`: w4gen against cuBLAS, against dequantizing first, and against peers, in one interleaved run, as JSON.
 
 Every row is checked where it is timed: the error to the f64 truth on fresh data, and 40 launches equal bit for bit into
 poisoned outputs.
@@ -8,27 +8,31 @@ from __future__ import annotations
 
 import itertools
 import random
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from w4gen import ahead
 from w4gen.api import parse_shape, problem_of
+from w4gen.bench.contenders import Contender, answering, contender, host_us, once_us, rows, timed
 from w4gen.bench.facts import facts
 from w4gen.bench.floors import floor
+from w4gen.bench.noise import too_fast
+from w4gen.bench.peers import Given
 from w4gen.ir.rounding import limit
 from w4gen.ir.types import Format
 from w4gen.ir.types import dtype as named_dtype
 from w4gen.runtime.dtypes import OURS, TORCH
-from w4gen.runtime.launch import arch_of, bind, stored_for
-from w4gen.runtime.linear import linear
+from w4gen.runtime.launch import arch_of, bind, launcher, stored_for
+from w4gen.runtime.linear import Linear
 from w4gen.runtime.reference import error, reference
-from w4gen.runtime.timer import copies_for, time_calls
+from w4gen.runtime.timer import copies_for
 from w4gen.runtime.weight import Weight
+from w4gen.schedule.rules import BUCKETS
 from w4gen.schedule.stored import layout_for
 
 LAYERS = (
@@ -37,7 +41,13 @@ LAYERS = (
 )  # fmt: skip
 """(K, N) of the layers that are measured: of Llama 3.1 70B and 8B, and of Qwen2.5 1.5B."""
 REPEATS = 40
-ROUNDS = 3
+LARGEST = BUCKETS[-1][0]
+"""Rows of x whose kernel dequantizes the weight and multiplies it."""
+METHOD = (
+    "us: graph replay over rotating copies of the weights (cold L2), median of medians, all in turns; host_us: of an eager call, "
+    "medians of turns; first_s: packing and the first call, with what a peer compiles and tunes in it (w4gen's kernels are there "
+    "before); error: to f64"
+)
 
 
 def random_layers(count: int) -> tuple[str, ...]:
@@ -57,22 +67,41 @@ def asked(m: int, k: int, n: int, format: str | Format, dtype: str) -> ahead.Ask
     return ahead.Ask(replace(problem, layout=layout_for(problem.format, arch, n, k)), arch)
 
 
-def measure(m: int, k: int, n: int, format: str | Format, dtype: str) -> dict[str, Any]:
-    """One row: microseconds of w4gen, cuBLAS and the floor, the error, the repeats."""
-    device, kind = torch.device("cuda"), TORCH[named_dtype(dtype)]
+def dequantized(w: Weight, dtype: str) -> Callable[[torch.Tensor, Weight], torch.Tensor]:
+    """Dequantize and multiply, whatever the M, what is stored as `w` is: what the kernel for the largest M does."""
+    launch = launcher(asked(LARGEST, w.k, w.n, w.format, dtype).kernel(), w.codes.device)
+
+    def call(x: torch.Tensor, each: Weight) -> torch.Tensor:
+        y = torch.empty(x.shape[0], each.n, dtype=x.dtype, device=x.device)
+        launch(y, x, *each.buffers, None, x.shape[0])
+        return y
+
+    return call
+
+
+def measure(
+    m: int, k: int, n: int, format: str | Format, dtype: str, device: torch.device, with_peers: bool = True
+) -> dict[str, Any]:
+    """One row: microseconds of w4gen, cuBLAS, the others and the floor, the errors, the repeats."""
+    kind = TORCH[named_dtype(dtype)]
     w = random_weight(n, k, format, device)
     x = torch.randn(m, k, device=device).to(kind)
-    kernel = asked(m, k, n, format, dtype).kernel()
+    kernel, truth = asked(m, k, n, format, dtype).kernel(), reference(x, w)
     run = bind(kernel)  # into an output poisoned with NaN, each time
     first = run(x, w)
     equal = all(torch.equal(run(x, w), first) for _ in range(REPEATS))
-    ours = [lambda each=each: linear(x, each) for each in (w.clone() for _ in range(copies_for(w.nbytes, device)))]
-    dense = torch.randn(n, k, device=device).to(kind)
-    copies = [dense.clone() for _ in range(copies_for(dense.nbytes, device))]
-    plain = [lambda each=each: torch.nn.functional.linear(x, each) for each in copies]
-    turns = [(time_calls(ours), time_calls(plain)) for _ in range(ROUNDS)]
-    us, cublas = (statistics.median(turn[i].us for turn in turns) for i in (0, 1))
-    least = floor(w.nbytes, device, bool(kernel.schedule.overlap)).us
+    given = Given.of(w)
+    dense = given.dense.to(kind)
+    few = copies_for(w.nbytes, device)
+    ours = contender("w4gen", partial(over, x, w), few, truth)
+    cublas = contender("cuBLAS", partial(dense_over, x, dense), copies_for(dense.nbytes, device), truth)
+    name, multiply = "dequantize, matmul", dequantized(w, dtype)
+    others: dict[str, Contender | str] = {name: contender(name, lambda: partial(multiply, x, w.clone()), few, truth)}
+    if with_peers:
+        others |= answering(given, x, truth, w.nbytes, once_us(cublas.calls[0]))
+    there = [ours, cublas, *(each for each in others.values() if isinstance(each, Contender))]
+    times, spent = timed(there), host_us(there, m)
+    least, dense_least = floor(w.nbytes, device, bool(kernel.schedule.overlap)), floor(dense.nbytes, device, False)
     return {
         "m": m,
         "k": k,
@@ -80,22 +109,44 @@ def measure(m: int, k: int, n: int, format: str | Format, dtype: str) -> dict[st
         "format": w.format.label,
         "dtype": OURS[kind].name,
         "schedule": str(kernel.schedule),
-        "us": round(us, 3),
-        "cublas_us": round(cublas, 3),
-        "floor_us": round(least, 3),
-        "spread": round(max(turn[i].spread for turn in turns for i in (0, 1)), 4),
+        "us": round(times["w4gen"].us, 3),
+        "cublas_us": round(times["cuBLAS"].us, 3),
+        "floor_us": round(least.us, 3),
+        "dense_floor_us": round(dense_least.us, 3),
+        "spread": round(max(times[name].spread for name in ("w4gen", "cuBLAS")), 4),
+        "floor_spread": round(least.spread, 4),
         "bytes": w.nbytes,
-        "error": error(first, reference(x, w)),
+        "error": error(first, truth),
         "error_limit": limit(kernel.program, m * n),
         "equal_repeats": REPEATS if equal else 0,
+        "host_us": spent.get("w4gen"),
+        "cublas_host_us": spent.get("cuBLAS"),
+        "others": rows(others, times, spent),
     }
 
 
+def over(x: torch.Tensor, w: Weight) -> Callable[[], torch.Tensor]:
+    """A call of w4gen over a copy of a weight."""
+    layer = Linear(w.clone())
+    return lambda: layer(x)
+
+
+def dense_over(x: torch.Tensor, dense: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """A call of cuBLAS over a copy of a weight."""
+    layer = torch.nn.Linear(*reversed(dense.shape), bias=False, device="meta")
+    layer.weight = torch.nn.Parameter(dense.clone(), requires_grad=False)
+    return lambda: layer(x)
+
+
 def told(shape: str, row: dict[str, Any]) -> str:
-    """A row as one line."""
+    """A row as one line, and one for each of the others."""
     us, cublas, least = row["us"], row["cublas_us"], row["floor_us"]
     against = f"cuBLAS {cublas:8.2f} ({cublas / us:.2f} x)  floor {least:7.2f} ({least / us:.0%})"
-    return f"{shape:>14} {row['format']:10} {us:8.2f} us  {against}  error {row['error']:.2e}  equal {row['equal_repeats']}"
+    lines = [f"{shape:>14} {row['format']:10} {us:8.2f} us  {against}  error {row['error']:.2e}  equal {row['equal_repeats']}"]
+    for each in row["others"]:
+        figures = each.get("why") or f"{each['us']:8.2f} us ({cublas / each['us']:.2f} x cuBLAS)  error {each['error']:.2e}"
+        lines.append(f"{'':>14} {each['name']:18} {figures}")
+    return "\n".join([*lines, *(f"{'':>14} {each}" for each in too_fast(row))])
 
 
 @contextmanager
@@ -118,19 +169,20 @@ def compare(
     formats: Sequence[str | Format] = ("int4_g128",),
     kinds: Sequence[str] = ("float16",),
     progress: Callable[[str], Any] = print,
+    with_peers: bool = True,
 ) -> dict[str, Any]:
-    """Compare with cuBLAS on the GPU present: for each layer `KxN`, M, format and type of x a row; `progress` is told each.
+    """Compare with others on the GPU present: for each layer `KxN`, M, format and type of x a row; `progress` is told each.
 
     With no layers, `count` random ones, or those of known models. Raises `W4Error` where a shape has no kernel.
     """
     chosen = layers or random_layers(count) or tuple(f"{k}x{n}" for k, n in LAYERS)
     asks = itertools.product(kinds, formats, chosen, tokens)
     shapes = [(*parse_shape(f"{m}x{layer}"), form, kind) for kind, form, layer, m in asks]
-    ahead.needed(asked(*shape) for shape in shapes)  # side by side, before anything is timed
-    rows = []
+    ahead.needed(asked(rows, *shape[1:]) for shape in shapes for rows in (shape[0], LARGEST))  # side by side, before times
+    found = []
+    device = torch.device("cuda", torch.cuda.current_device())
     for shape in shapes:
-        rows.append(row := measure(*shape))
+        found.append(row := measure(*shape, device, with_peers))
         progress(told("x".join(map(str, shape[:3])), row))
         torch.cuda.empty_cache()
-    method = "graph replay over rotating copies of the weights (cold L2), median of medians, interleaved with cuBLAS"
-    return facts("w4gen.cli") | {"method": method, "rows": rows}
+    return facts("w4gen.cli") | {"method": METHOD, "rows": found}

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
+from w4gen.bench.noise import too_fast
 from w4gen.ir.types import Format
 from w4gen.paths import CHECKOUT
 from w4gen.tuned import Row, load
@@ -41,6 +42,38 @@ def table(rows: list[dict[str, Any]]) -> str:
         times = f"{us:.2f} | {cublas:.2f} | {cublas / us:.2f} | {least:.2f} | {least / us:.0%} | ±{row['spread']:.1%}"
         lines.append(f"| {asked} | {times} | {row['error']:.1e} | {row['equal_repeats']} |")
     return "\n".join(lines)
+
+
+OTHERS = """The same weights by others, in turns with the rows above: µs · % of the floor · × cuBLAS · host µs of an eager call.
+*first* is the seconds of packing and a first call, in which some compile and tune, the largest of the rows."""
+
+
+def others(rows: list[dict[str, Any]]) -> str:
+    """What others took for the same rows, and why some have no figure."""
+    names = list(dict.fromkeys(each["name"] for row in rows for each in row.get("others", ())))
+    if not names:
+        return ""
+    lines = ["| K → N | M | format | x | " + " | ".join(names) + " |", "|---" * (len(names) + 4) + "|"]
+    why, first = dict[tuple[str, str], int](), dict[str, float]()
+    for row in rows:
+        by_name = {each["name"]: each for each in row.get("others", ())}
+        cells = [f"{row['k']} → {row['n']}", str(row["m"]), row["format"], row["dtype"]]
+        for name in names:
+            each = by_name.get(name, {})
+            cells.append(figures(each, row) if "us" in each else "–")
+            if "why" in each:
+                why[name, each["why"]] = why.get((name, each["why"]), 0) + 1
+            first[name] = max(first.get(name, 0.0), each.get("first_s", 0.0))
+        lines.append(f"| {' | '.join(cells)} |")
+    seconds = ", ".join(f"{name} {spent:.2f}" for name, spent in first.items() if spent)
+    reasons = [f"- {name} {text} ({count} of {len(rows)} rows)" for (name, text), count in why.items()]
+    return "\n\n".join([OTHERS, "\n".join(lines), *([f"*first*, s: {seconds}."] if seconds else []), "\n".join(reasons)]).rstrip()
+
+
+def figures(each: dict[str, Any], row: dict[str, Any]) -> str:
+    """A figure of another's, beside the floor and cuBLAS of its row."""
+    spent = f" · {each['host_us']:.0f}" if each.get("host_us") else ""
+    return f"{each['us']:.2f} · {row['floor_us'] / each['us']:.0%} · {row['cublas_us'] / each['us']:.2f}{spent}"
 
 
 LADDER = """Each row has one part more than the row before, and *gain* is how many times faster it is: *portable* looks values up
@@ -84,7 +117,9 @@ def section(path: Path) -> str:
     facts = json.loads(path.read_text())
     where = f"{facts['device']}, torch {facts['torch']}, Triton {facts['triton']}, CUDA {facts['cuda']}, {facts['date']}"
     parts = [f"## {facts.get('title', path.stem)}", f"{where}. `{facts['command']}`"]
-    parts += [table(facts["rows"])] if "rows" in facts else []
+    parts += [f"Method: {facts['method']}."] if "method" in facts else []
+    parts += [table(facts["rows"]), others(facts["rows"])] if "rows" in facts else []
+    parts += [f"**{each}** ({row['m']}x{row['k']}x{row['n']})" for row in facts.get("rows", ()) for each in too_fast(row)]
     extra = [row["extra_bytes"] / row["dense_bytes"] for row in facts.get("rows", ()) if "extra_bytes" in row]
     parts += [f"Memory beyond inputs and output: at most {max(extra):.1%} of the dequantized weight."] if extra else []
     parts += [LADDER, *map(ladder, facts["ladders"])] if "ladders" in facts else []
@@ -95,7 +130,7 @@ def section(path: Path) -> str:
             f"Host time of one eager call at M = 1 ({host['k']} → {host['n']}): w4gen.Linear {host['linear_us']:.1f} µs, "
             f"nn.Linear {host['plain_us']:.1f} µs."
         )
-    return "\n\n".join(parts)
+    return "\n\n".join(part for part in parts if part)
 
 
 TUNED = """Rows of `w4gen tune` that come with the package. *rules* is the time of the rules' choice over that of the fastest that

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 import w4gen
-from w4gen.commands.question import SHAPE_HELP, as_json, detected, load_format, table, tell
+from w4gen.bench.noise import Change, against, results
+from w4gen.commands.question import SHAPE_HELP, as_json, count, detected, load_format, table, tell
 from w4gen.errors import ShapeError, W4Error
 
 
@@ -19,10 +21,13 @@ from w4gen.errors import ShapeError, W4Error
 @click.option(
     "--layer", "layers", multiple=True, help="KxN (inputs x outputs); repeatable; ten layers of known models by default"
 )
-@click.option("--random", "count", default=0, help="that many random layers, K and N in 64 … 32768, multiples of 8")
+@click.option("--random", "some", default=0, help="that many random layers, K and N in 64 … 32768, multiples of 8")
 @click.option("--m", "tokens", multiple=True, type=int, default=(1, 8), show_default=True, help="rows of x; repeatable")
 @click.option("--format", "formats", multiple=True, default=("int4_g128",), show_default=True, help="or FILE.py:NAME; repeatable")
 @click.option("--dtype", "kinds", multiple=True, default=("float16",), show_default=True, help="of x and y; repeatable")
+@click.option("--peers/--no-peers", default=True, show_default=True, help="time kernels of other libraries too, where they are")
+@click.option("--against", "old", type=click.Path(path_type=Path), help="older JSON file: what became slower by more than noise")
+@click.option("--results", "now", type=click.Path(path_type=Path), help="with --against: measured before, in place of now")
 @click.option("--out", type=click.Path(path_type=Path), help="JSON file to write")
 @as_json
 def bench(
@@ -30,27 +35,54 @@ def bench(
     ablate: bool,
     shapes: tuple[str, ...],
     layers: tuple[str, ...],
-    count: int,
+    some: int,
     tokens: tuple[int, ...],
     formats: tuple[str, ...],
     kinds: tuple[str, ...],
+    peers: bool,
+    old: Path | None,
+    now: Path | None,
     out: Path | None,
 ) -> None:
-    """Compare with cuBLAS and the floor over layers and M, or with --ablate tell what each part of w4gen is worth."""
+    """Compare with cuBLAS, peers and the floor over layers and M, or with --ablate tell what each part of w4gen is worth.
+
+    With --against exit with 1 where a row became slower.
+    """
     if ablate != bool(shapes):
         raise ShapeError("--ablate and --shape MxKxN go together; layers of a comparison are --layer KxN and --m M")
-    if detected() == "portable":
-        raise W4Error("times come from GPUs only and there is none here: run w4gen bench where one is")
+    if now is not None and old is None:
+        raise W4Error(f"--results {now} is compared with an older run: name its file by --against")
+    if old is not None:
+        results(old)  # refused before minutes are spent
     forms = tuple(map(load_format, formats))
-    if ablate:
+    if now is not None:
+        facts = results(now)
+    elif detected() == "portable":
+        raise W4Error(
+            "times come from GPUs only and there is none here: run w4gen bench where one is; w4gen roofline and w4gen curve "
+            "with --arch work out bounds and predictions from data sheets, and --results FILE --against FILE compares old times"
+        )
+    elif ablate:
         facts = w4gen.ablate(shapes, forms, kinds, quiet if as_json else shown)
     else:
-        facts = w4gen.compare(layers, count, tokens, forms, kinds, quiet if as_json else click.echo)
+        facts = w4gen.compare(layers, some, tokens, forms, kinds, quiet if as_json else click.echo, peers)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(facts, indent=1) + "\n")
     if as_json:
         tell(facts)
+    if old is not None:
+        compared(against(facts, old), old, quiet if as_json else click.echo)
+
+
+def compared(changes: Sequence[Change], old: Path, say: Callable[[str], Any]) -> None:
+    """Tell what became slower than in an older run, and exit with 1 if anything did."""
+    worse = [each for each in changes if each.worse]
+    say(f"{count(len(changes), 'row')} as in {old}, {len(worse)} slower by more than the noise of both runs")
+    for each in worse:
+        say(f"{each.row}: {each.now:.2f} floors, before {each.before:.2f}: {each.more:+.1%}, noise {each.noise:.1%}")
+    if worse:
+        raise SystemExit(1)
 
 
 def quiet(_: Any) -> None:
