@@ -35,6 +35,7 @@ compile-all: $(VENV)/installed
 
 # runs where the GPU is, under that machine's own python
 bench:
+	$(PYTHON) -m w4gen.cli roofline --measure --out docs/results/roofline-h200.json
 	$(PYTHON) -m w4gen.cli bench --m 1 --m 2 --m 4 --m 8 --out docs/results/decode-h200.json
 	$(PYTHON) -m w4gen.cli bench --m 16 --m 32 --m 64 --m 128 --out docs/results/batch-h200.json
 	$(PYTHON) -m w4gen.cli bench --m 256 --m 1024 --m 4096 --layer 8192x28672 --layer 28672x8192 --layer 4096x4096 \

@@ -89,6 +89,8 @@ def run(text: str, outputs: int, *inputs: np.ndarray) -> list[np.ndarray]:
                 registers[to] = operands[0] & operands[1]
             case ["or", "b32"]:
                 registers[to] = np.where(chosen, operands[0] | operands[1], registers.get(to, operands[0]))
+            case ["xor", "b32"]:
+                registers[to] = operands[0] ^ operands[1]
             case ["max", "u32"]:
                 registers[to] = np.maximum(*operands)
             case ["setp", "eq", "u32"]:

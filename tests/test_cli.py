@@ -67,9 +67,11 @@ BAD = {
     "cache": ("cache burn", "No such command 'burn'"),
     "no bandwidth": (
         "roofline --model Qwen2.5-1.5B",
-        "need its GPU, and w4gen measures none yet: assume a machine by --bandwidth",
+        "measure the GPU here by --measure, take one that was measured by --machine FILE, assume a machine by --bandwidth 323.9",
     ),
     "two bandwidths": ("roofline --model Qwen2.5-1.5B --bandwidth 900 --arch sm_90", "give one of the two"),
+    "no model": ("roofline --bandwidth 900", "bounds are those of a model: name one by --model"),
+    "no machine": ("roofline --model Qwen2.5-1.5B --machine nowhere.json", "nowhere.json holds no ceilings (FileNotFoundError"),
     "bandwidth": ("roofline --model Qwen2.5-1.5B --bandwidth -1", "--bandwidth -1 is no speed: give GB/s, as in 323.9"),
     "preset": ("roofline --model Qwen9 --bandwidth 900", "Qwen9 is no config.json ([Errno 2]"),
     "no weights": ("roofline --model Qwen2.5-1.5B --bandwidth 900 --format i32", "unknown format 'i32'"),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from w4gen.bench.ablate import ablate
     from w4gen.bench.compare import compare
     from w4gen.bench.curve import curve
+    from w4gen.bench.machine import roofline
     from w4gen.bench.tune import tune
     from w4gen.checkpoints.inspect import inspect
     from w4gen.checkpoints.load import load
@@ -37,6 +38,7 @@ _PLACES = {
     "ablate": "w4gen.bench.ablate",
     "compare": "w4gen.bench.compare",
     "curve": "w4gen.bench.curve",
+    "roofline": "w4gen.bench.machine",
     "tune": "w4gen.bench.tune",
     "Format": "w4gen.ir.types",
     "bind": "w4gen.runtime.launch",
@@ -64,6 +66,7 @@ __all__ = [
     "linear",
     "load",
     "merge",
+    "roofline",
     "supports",
     "tune",
     "warmup",

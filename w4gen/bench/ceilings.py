@@ -1,4 +1,4 @@
-"""How fast a model can answer at batch 1, worked out from its config.json and a bandwidth, not measured.
+"""How fast a model can answer at batch 1, worked out from its config.json and the ceilings of a machine.
 
 A token cannot take less time than its bytes take to be read. Two conventions of counting them are in use:
 
@@ -85,6 +85,8 @@ class Ceiling:
     all_kv_too_tokens_s: float
     moved_gb: float
     moved_tokens_s: float
+    decoded_tokens_s: float | None = None
+    """Where the decode rate is known: tokens per second by decoding the linear layers once, if nothing else took time."""
 
 
 def stated_bits(kind: DType | Format, layer: Layer) -> float:
@@ -98,8 +100,13 @@ def kind_of(name: str | Format) -> DType | Format:
     return plain if plain is not None and plain.kind == "float" and not plain.small else named(name)
 
 
-def ceiling(model: Model, kind: DType | Format, bandwidth_gbs: float, kv_tokens: int) -> Ceiling:
-    """The figures of a model in one format, with `kv_tokens` of KV cache, where memory gives `bandwidth_gbs` (1e9 bytes)."""
+def ceiling(
+    model: Model, kind: DType | Format, bandwidth_gbs: float, kv_tokens: int, decode_gweights: float | None = None
+) -> Ceiling:
+    """The figures of a model in one format, with `kv_tokens` of KV cache, where memory gives `bandwidth_gbs` (1e9 bytes).
+
+    decode_gweights: weights of the format that the machine decodes a second, in 1e9, where that is known.
+    """
     whole, moved, kv = model.all_bytes(kind), model.moved_bytes(kind), model.kv_bytes(kv_tokens)
     speed = bandwidth_gbs * GIGA
     return Ceiling(
@@ -109,4 +116,11 @@ def ceiling(model: Model, kind: DType | Format, bandwidth_gbs: float, kv_tokens:
         all_kv_too_tokens_s=speed / (whole + model.kv_bytes(kv_tokens, kind.bits)),
         moved_gb=moved / GIGA,
         moved_tokens_s=speed / (moved + kv),
+        decoded_tokens_s=decode_gweights and decode_gweights * GIGA / sum(each.weights for each in model.linears),
     )
+
+
+def measured(facts: Mapping[str, Any], name: str, of: str = "") -> float | None:
+    """A ceiling that a file of `w4gen roofline --measure` holds, by its name and its format; None where it has none."""
+    found = (each for each in facts["figures"] if each["name"].startswith(name) and each["of"] == of)
+    return next((float(each["value"]) for each in found), None)

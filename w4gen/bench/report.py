@@ -26,7 +26,7 @@ unrounded product in float64; *equal* counts launches, each into an output poiso
 """
 
 
-COMMANDS = ("w4gen.bench.compare ", "w4gen.cli bench ", "w4gen.cli curve ")
+COMMANDS = ("w4gen.bench.compare ", "w4gen.cli bench ", "w4gen.cli curve ", "w4gen.cli roofline ")
 """What made the files of results that are told of here; others are of other measurements."""
 
 
@@ -112,6 +112,17 @@ def curve(facts: dict[str, Any]) -> str:
     )
 
 
+def ceilings(facts: dict[str, Any]) -> str:
+    """What a machine gives, as a table."""
+    lines = ["| ceiling | value | spread | how |", "|---|---|---|---|"]
+    for each in facts["figures"]:
+        lines.append(f"| {each['name']} | {each['value']:,.2f} {each['unit']} | ±{each['spread']:.1%} | {each['method']} |")
+    about = (
+        f"{facts['sms']} SMs, {facts['l2_mb']:.0f} MB of L2, {facts['memory_gb']:.0f} GB; all of it in {facts['took_s']:.0f} s."
+    )
+    return "\n\n".join([about, "\n".join(lines)])
+
+
 def section(path: Path) -> str:
     """One file of results, with where it comes from."""
     facts = json.loads(path.read_text())
@@ -124,6 +135,7 @@ def section(path: Path) -> str:
     parts += [f"Memory beyond inputs and output: at most {max(extra):.1%} of the dequantized weight."] if extra else []
     parts += [LADDER, *map(ladder, facts["ladders"])] if "ladders" in facts else []
     parts += [curve(facts)] if "total_us" in facts else []
+    parts += [ceilings(facts)] if "figures" in facts else []
     if "host" in facts:
         host = facts["host"]
         parts.append(
