@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from w4gen.bench.compare import compare
     from w4gen.bench.curve import curve
     from w4gen.bench.machine import roofline
+    from w4gen.bench.profile import profile
     from w4gen.bench.tune import tune
     from w4gen.checkpoints.inspect import inspect
     from w4gen.checkpoints.load import load
@@ -39,6 +40,7 @@ _PLACES = {
     "compare": "w4gen.bench.compare",
     "curve": "w4gen.bench.curve",
     "roofline": "w4gen.bench.machine",
+    "profile": "w4gen.bench.profile",
     "tune": "w4gen.bench.tune",
     "Format": "w4gen.ir.types",
     "bind": "w4gen.runtime.launch",
@@ -66,6 +68,7 @@ __all__ = [
     "linear",
     "load",
     "merge",
+    "profile",
     "roofline",
     "supports",
     "tune",

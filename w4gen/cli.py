@@ -14,6 +14,7 @@ from w4gen.commands.doctor import doctor
 from w4gen.commands.explain import explain
 from w4gen.commands.formats import formats
 from w4gen.commands.inspect import inspect
+from w4gen.commands.profile import profile
 from w4gen.commands.roofline import roofline
 from w4gen.commands.show import show
 from w4gen.commands.tune import tune
@@ -26,7 +27,7 @@ def cli() -> None:
     """Generate Triton kernels for linear layers with low-bit weights."""
 
 
-for command in (compile_command, explain, tune, curve, bench, show, inspect, convert, formats, roofline, cache, doctor):
+for command in (compile_command, explain, tune, curve, bench, profile, show, inspect, convert, formats, roofline, cache, doctor):
     cli.add_command(command)
 
 

@@ -36,9 +36,7 @@ LAYER = 4096 * 14336
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU that is made up: 100 SMs, 5000 GB/s, and 100 us for whatever is called."""
     about = SimpleNamespace(name="a GPU that is made up", multi_processor_count=100, L2_cache_size=2**25, total_memory=80e9)
-    real = torch.device
-    monkeypatch.setattr(torch, "device", lambda *given: real("cpu") if given == ("cuda", 0) else real(*given))
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(machine, "here", lambda: torch.device("cpu"))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: about.name)
     monkeypatch.setattr(machine, "floor", lambda nbytes, *_: Timing(nbytes / 5e6, 0.01))

@@ -19,7 +19,7 @@ import torch
 from w4gen import ahead
 from w4gen.api import parse_shape, problem_of
 from w4gen.bench.contenders import Contender, answering, contender, host_us, once_us, rows, timed
-from w4gen.bench.facts import facts
+from w4gen.bench.facts import facts, here
 from w4gen.bench.floors import floor
 from w4gen.bench.noise import too_fast
 from w4gen.bench.peers import Given
@@ -180,7 +180,7 @@ def compare(
     shapes = [(*parse_shape(f"{m}x{layer}"), form, kind) for kind, form, layer, m in asks]
     ahead.needed(asked(rows, *shape[1:]) for shape in shapes for rows in (shape[0], LARGEST))  # side by side, before times
     found = []
-    device = torch.device("cuda", torch.cuda.current_device())
+    device = here()
     for shape in shapes:
         found.append(row := measure(*shape, device, with_peers))
         progress(told("x".join(map(str, shape[:3])), row))

@@ -13,6 +13,11 @@ import torch
 from w4gen import toolchain
 
 
+def here() -> torch.device:
+    """The GPU that is measured: the current one."""
+    return torch.device("cuda", torch.cuda.current_device())
+
+
 def facts(module: str) -> dict[str, Any]:
     """The device, the date, the versions, and the command line of `module` (`w4gen.bench.compare`)."""
     return {

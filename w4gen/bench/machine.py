@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from w4gen.bench import host
-from w4gen.bench.facts import facts
+from w4gen.bench.facts import facts, here
 from w4gen.bench.floors import SETTINGS, floor, let_next_start, read, wait_for_last
 from w4gen.codegen import ptx
 from w4gen.errors import FormatError
@@ -168,7 +168,7 @@ def rate(nbytes: int, timing: Timing) -> float:
 
 def roofline(progress: Callable[[Figure], Any] = lambda figure: None) -> dict[str, Any]:
     """All ceilings of the GPU here, with what it is, as JSON has them; `progress` is told each. Takes about a minute."""
-    device = torch.device("cuda", torch.cuda.current_device())
+    device = here()
     about, start = torch.cuda.get_device_properties(device), time.perf_counter()
     found = []
     for each in figures(device):

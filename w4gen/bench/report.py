@@ -26,7 +26,7 @@ unrounded product in float64; *equal* counts launches, each into an output poiso
 """
 
 
-COMMANDS = ("w4gen.bench.compare ", "w4gen.cli bench ", "w4gen.cli curve ", "w4gen.cli roofline ")
+COMMANDS = ("w4gen.bench.compare ", "w4gen.cli bench ", "w4gen.cli curve ", "w4gen.cli roofline ", "w4gen.cli profile ")
 """What made the files of results that are told of here; others are of other measurements."""
 
 
@@ -123,6 +123,28 @@ def ceilings(facts: dict[str, Any]) -> str:
     return "\n\n".join([about, "\n".join(lines)])
 
 
+PROFILE = """Linear layers by kind, those that pay most for being quantized first. *tax* is the time over that of nn.Linear in 16
+bits, *share* the part of the step that all of the kind take, *gain* how many times faster the step would be at their floor."""
+
+
+def phase(name: str, found: dict[str, Any]) -> str:
+    """One phase of a profile, as a table."""
+    step, dense = found["step_us"], found["dense_step_us"]
+    counted = f", {found['kernels']} kernels" if found.get("kernels") else ""
+    lines = [
+        f"**{name}**: {step:,.1f} µs in a CUDA graph{counted}; the same model in 16 bits {dense:,.1f} µs.\n",
+        "| layer | count | M | K → N | stored | µs | % of floor | µs in the model | host µs | 16 bits µs | tax | share | gain |",
+        "|---" * 13 + "|",
+    ]
+    for each in found["layers"]:
+        shape = f"{each['name']} | {each['count']} | {each['m']} | {each['k']} → {each['n']} | {each['stored']}"
+        times = f"{each['us']:.2f} | {each['floor_us'] / each['us']:.0%} | {each['event_us']:.2f} | {each['host_us']:.1f}"
+        lines.append(
+            f"| {shape} | {times} | {each['dense_us']:.2f} | {each['tax']:.2f} | {each['share']:.1%} | {each['gain']:.3f} |"
+        )
+    return "\n".join(lines)
+
+
 def section(path: Path) -> str:
     """One file of results, with where it comes from."""
     facts = json.loads(path.read_text())
@@ -136,6 +158,9 @@ def section(path: Path) -> str:
     parts += [LADDER, *map(ladder, facts["ladders"])] if "ladders" in facts else []
     parts += [curve(facts)] if "total_us" in facts else []
     parts += [ceilings(facts)] if "figures" in facts else []
+    parts += [PROFILE, *(phase(name, each) for name, each in facts["phases"].items())] if "phases" in facts else []
+    parts += ["\n".join(f"- fell back: {why}" for why in facts.get("fallbacks", ()))]
+    parts += ["\n".join(f"- left as it was: {each}" for each in facts.get("skipped", ()))]
     if "host" in facts:
         host = facts["host"]
         parts.append(
