@@ -16,6 +16,7 @@ from w4gen.version import __version__ as __version__
 if TYPE_CHECKING:
     from w4gen.api import compile, supports
     from w4gen.bench.ablate import ablate
+    from w4gen.bench.cold import cold
     from w4gen.bench.compare import compare
     from w4gen.bench.curve import curve
     from w4gen.bench.machine import roofline
@@ -37,6 +38,7 @@ _PLACES = {
     "supports": "w4gen.api",
     "W4Error": "w4gen.errors",
     "ablate": "w4gen.bench.ablate",
+    "cold": "w4gen.bench.cold",
     "compare": "w4gen.bench.compare",
     "curve": "w4gen.bench.curve",
     "roofline": "w4gen.bench.machine",
@@ -60,6 +62,7 @@ __all__ = [
     "Weight",
     "ablate",
     "bind",
+    "cold",
     "compare",
     "compile",
     "convert",

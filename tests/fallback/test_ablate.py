@@ -187,8 +187,8 @@ def test_a_comparison_is_asked_for_by_layers(monkeypatch: pytest.MonkeyPatch, tm
 @pytest.mark.parametrize(
     ("arguments", "kind", "message"),
     [
-        (("--ablate",), ShapeError, "--ablate and --shape MxKxN go together"),
-        (("--shape", "1x2x3"), ShapeError, "--ablate and --shape MxKxN go together"),
+        (("--ablate",), ShapeError, "--ablate, or --cold, and --shape MxKxN go together"),
+        (("--shape", "1x2x3"), ShapeError, "--ablate, or --cold, and --shape MxKxN go together"),
         (("--layer", "512x256"), W4Error, "there is none here: run w4gen bench where one is"),
     ],
 )

@@ -123,6 +123,25 @@ def ceilings(facts: dict[str, Any]) -> str:
     return "\n\n".join([about, "\n".join(lines)])
 
 
+PAID = """Seconds before the first answer of a layer, with empty caches (*first*) and in a process after that (*again*), and the
+calls after which the time saved over cuBLAS has paid for them."""
+
+
+def amortized(rows: list[dict[str, Any]]) -> str:
+    """What a layer costs before its first answer, as a table."""
+    stages = [name for name in rows[0]["first"] if name.endswith("_s")]
+    heads = ["K → N", "M", "format", "x", "", *(name.removesuffix("_s").replace("_", " ") for name in stages)]
+    lines = [f"| {' | '.join([*heads, 'all, s', 'saved a call, µs', 'calls'])} |", "|---" * (len(heads) + 3) + "|"]
+    for row in rows:
+        for name in ("first", "again"):
+            calls = row[f"break_even_{name}"]
+            asked = [f"{row['k']} → {row['n']}", str(row["m"]), row["format"], row["dtype"], name]
+            spent = [f"{row[name][stage]:.3f}" for stage in stages]
+            pays = [f"{row[f'{name}_s']:.3f}", f"{row['saved_us']:.2f}", "never" if calls is None else f"{calls:,}"]
+            lines.append(f"| {' | '.join([*asked, *spent, *pays])} |")
+    return "\n".join(lines)
+
+
 PROFILE = """Linear layers by kind, those that pay most for being quantized first. *tax* is the time over that of nn.Linear in 16
 bits, *share* the part of the step that all of the kind take, *gain* how many times faster the step would be at their floor."""
 
@@ -157,6 +176,7 @@ def section(path: Path) -> str:
     parts += [f"Memory beyond inputs and output: at most {max(extra):.1%} of the dequantized weight."] if extra else []
     parts += [LADDER, *map(ladder, facts["ladders"])] if "ladders" in facts else []
     parts += [curve(facts)] if "total_us" in facts else []
+    parts += [PAID, amortized(facts["amortized"])] if "amortized" in facts else []
     parts += [ceilings(facts)] if "figures" in facts else []
     parts += [PROFILE, *(phase(name, each) for name, each in facts["phases"].items())] if "phases" in facts else []
     parts += ["\n".join(f"- fell back: {why}" for why in facts.get("fallbacks", ()))]

@@ -17,7 +17,10 @@ from w4gen.errors import ShapeError, W4Error
 
 @click.command()
 @click.option("--ablate", is_flag=True, help="time one shape part by part: portable, layout, decode, schedule, tuned, overlap")
-@click.option("--shape", "shapes", multiple=True, help=f"with --ablate: {SHAPE_HELP}; repeatable")
+@click.option(
+    "--cold", is_flag=True, help="what a shape costs before its first answer: repack, compile, load; and when it has paid"
+)
+@click.option("--shape", "shapes", multiple=True, help=f"with --ablate or --cold: {SHAPE_HELP}; repeatable")
 @click.option(
     "--layer", "layers", multiple=True, help="KxN (inputs x outputs); repeatable; ten layers of known models by default"
 )
@@ -33,6 +36,7 @@ from w4gen.errors import ShapeError, W4Error
 def bench(
     as_json: bool,
     ablate: bool,
+    cold: bool,
     shapes: tuple[str, ...],
     layers: tuple[str, ...],
     some: int,
@@ -44,12 +48,13 @@ def bench(
     now: Path | None,
     out: Path | None,
 ) -> None:
-    """Compare with cuBLAS, peers and the floor over layers and M, or with --ablate tell what each part of w4gen is worth.
+    """Compare with cuBLAS, peers and the floor over layers and M.
 
-    With --against exit with 1 where a row became slower.
+    With --ablate tell what each part of w4gen is worth, with --cold what comes before a first answer. With --against exit with 1
+    where a row became slower.
     """
-    if ablate != bool(shapes):
-        raise ShapeError("--ablate and --shape MxKxN go together; layers of a comparison are --layer KxN and --m M")
+    if (ablate or cold) != bool(shapes) or (ablate and cold):
+        raise ShapeError("--ablate, or --cold, and --shape MxKxN go together; layers of a comparison are --layer KxN and --m M")
     if now is not None and old is None:
         raise W4Error(f"--results {now} is compared with an older run: name its file by --against")
     if old is not None:
@@ -64,6 +69,8 @@ def bench(
         )
     elif ablate:
         facts = w4gen.ablate(shapes, forms, kinds, quiet if as_json else shown)
+    elif cold:
+        facts = w4gen.cold(shapes, forms, kinds, quiet if as_json else paid)
     else:
         facts = w4gen.compare(layers, some, tokens, forms, kinds, quiet if as_json else click.echo, peers)
     if out is not None:
@@ -87,6 +94,21 @@ def compared(changes: Sequence[Change], old: Path, say: Callable[[str], Any]) ->
 
 def quiet(_: Any) -> None:
     """Say nothing on the way: JSON comes at the end."""
+
+
+def paid(row: dict[str, Any]) -> None:
+    """Print what one shape costs before its first answer, and when that has paid."""
+    click.echo(
+        f"{row['m']}x{row['k']}x{row['n']} {row['format']} {row['dtype']}: {row['again']['us']:.2f} us, "
+        f"cuBLAS {row['again']['cublas_us']:.2f} us, {row['saved_us']:.2f} us saved a call"
+    )
+    for name in ("first", "again"):
+        parts = ", ".join(
+            f"{stage.removesuffix('_s')} {seconds:.3f}" for stage, seconds in row[name].items() if stage.endswith("_s")
+        )
+        calls = row[f"break_even_{name}"]
+        pays = "it never pays" if calls is None else f"paid after {calls:,} calls"
+        click.echo(f"{name:>9}  {row[f'{name}_s']:.3f} s: {parts}; {pays}")
 
 
 def shown(ladder: dict[str, Any]) -> None:
