@@ -12,7 +12,7 @@ BUDGET ?= 150
 TYPED = w4gen/errors.py w4gen/knobs.py w4gen/paths.py w4gen/formats.py w4gen/ir w4gen/schedule w4gen/codegen \
         w4gen/progress.py w4gen/ahead.py w4gen/bundle.py w4gen/cache.py w4gen/pipeline.py w4gen/toolchain.py w4gen/tuned.py
 
-.PHONY: demo test check golden compile-all bench tuned-rows bench-docs formats-docs quality-docs
+.PHONY: demo test check golden compile-all bench tuned-rows bench-docs report formats-docs quality-docs
 
 demo: $(VENV)/installed
 	$(BIN)/w4gen compile --shape 1x1536x256
@@ -62,6 +62,9 @@ tuned-rows:
 bench-docs: $(VENV)/installed
 	$(BIN)/python -m w4gen.bench.report
 	$(BIN)/python -m w4gen.bench.end_to_end_report
+
+report: $(VENV)/installed
+	$(BIN)/w4gen report docs/results/*.json --html build/report.html
 
 formats-docs: $(VENV)/installed
 	$(BIN)/python -m w4gen.bench.formats

@@ -15,6 +15,7 @@ from w4gen.commands.explain import explain
 from w4gen.commands.formats import formats
 from w4gen.commands.inspect import inspect
 from w4gen.commands.profile import profile
+from w4gen.commands.report import report
 from w4gen.commands.roofline import roofline
 from w4gen.commands.show import show
 from w4gen.commands.tune import tune
@@ -27,7 +28,22 @@ def cli() -> None:
     """Generate Triton kernels for linear layers with low-bit weights."""
 
 
-for command in (compile_command, explain, tune, curve, bench, profile, show, inspect, convert, formats, roofline, cache, doctor):
+for command in (
+    compile_command,
+    explain,
+    tune,
+    curve,
+    bench,
+    profile,
+    report,
+    show,
+    inspect,
+    convert,
+    formats,
+    roofline,
+    cache,
+    doctor,
+):
     cli.add_command(command)
 
 

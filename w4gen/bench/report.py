@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -166,9 +167,13 @@ def phase(name: str, found: dict[str, Any]) -> str:
 
 def section(path: Path) -> str:
     """One file of results, with where it comes from."""
-    facts = json.loads(path.read_text())
+    return told(json.loads(path.read_text()), path.stem)
+
+
+def told(facts: Mapping[str, Any], name: str) -> str:
+    """What a run found, as Markdown, under its own title or `name`."""
     where = f"{facts['device']}, torch {facts['torch']}, Triton {facts['triton']}, CUDA {facts['cuda']}, {facts['date']}"
-    parts = [f"## {facts.get('title', path.stem)}", f"{where}. `{facts['command']}`"]
+    parts = [f"## {facts.get('title', name)}", f"{where}. `{facts['command']}`"]
     parts += [f"Method: {facts['method']}."] if "method" in facts else []
     parts += [table(facts["rows"]), others(facts["rows"])] if "rows" in facts else []
     parts += [f"**{each}** ({row['m']}x{row['k']}x{row['n']})" for row in facts.get("rows", ()) for each in too_fast(row)]
@@ -212,10 +217,15 @@ def tuned_rows(path: Path) -> str:
     return "\n\n".join([f"## Tuned rows of {path.stem}", made, TUNED, "\n".join(lines)])
 
 
+def known(facts: Mapping[str, Any]) -> bool:
+    """Whether a run is one that is told of here."""
+    return any(name in facts.get("command", "") for name in COMMANDS)
+
+
 def main() -> None:
     """Write docs/performance.md."""
     every = sorted((CHECKOUT / "docs" / "results").glob("*.json"))
-    files = [path for path in every if any(name in json.loads(path.read_text()).get("command", "") for name in COMMANDS)]
+    files = [path for path in every if known(json.loads(path.read_text()))]
     sections = [*map(section, files), *map(tuned_rows, sorted((CHECKOUT / "cache" / "tuned").glob("*.json")))]
     text = "\n".join([INTRO, *(f"\n{each}\n" for each in sections)])
     (CHECKOUT / "docs" / "performance.md").write_text(text.replace("\n\n\n", "\n\n"))

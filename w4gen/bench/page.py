@@ -1,0 +1,53 @@
+"""One page of what was measured: pictures and tables in a file that needs no other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markdown_it import MarkdownIt
+
+from w4gen.bench import end_to_end_report, report
+from w4gen.bench.pictures import Picture, drawn
+from w4gen.errors import W4Error
+
+ABOUT = "Times are of GPUs, weights cold in the L2 cache unless a table says otherwise; ratios are formed inside a run only."
+
+
+def runs(paths: Sequence[Path]) -> dict[Path, dict[str, Any]]:
+    """What files of results hold. Raises `W4Error` where one is none."""
+    found = {}
+    for path in paths:
+        try:
+            found[path] = json.loads(path.read_text())
+            found[path]["device"]
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise W4Error(
+                f"{path} is no file of results ({error!r}): give JSON that a command of w4gen wrote by --out"
+            ) from error
+    return found
+
+
+def pictures(found: Mapping[Path, Mapping[str, Any]]) -> list[Picture]:
+    """The pictures of some files of results."""
+    return list(drawn(list(found.values())))
+
+
+def section(facts: Mapping[str, Any]) -> str:
+    """The tables of a run, as Markdown, its title left out; nothing where none are made of it."""
+    if "variants" in facts:
+        return end_to_end_report.section(facts).partition("\n")[2]
+    return report.told(facts, "").partition("\n")[2] if report.known(facts) else ""
+
+
+def page(found: Mapping[Path, Mapping[str, Any]], made: Sequence[Picture]) -> str:
+    """The page, as HTML: pictures are in it as text."""
+    markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
+    sections = [(path.stem, markdown.render(text)) for path, facts in found.items() if (text := section(facts))]
+    where = ", ".join(dict.fromkeys(f"{facts['device']}, {facts['date']}" for facts in found.values()))
+    environment = Environment(loader=PackageLoader("w4gen", "bench"), autoescape=True, undefined=StrictUndefined)
+    asked = {"title": "w4gen, measured", "about": f"{where}. {ABOUT}", "pictures": made, "sections": sections}
+    return environment.get_template("page.html.jinja").render(asked)
