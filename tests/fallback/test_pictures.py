@@ -162,6 +162,15 @@ def test_the_page_of_the_committed_results_needs_no_other_file(tmp_path: Path) -
     assert "× cuBLAS" in html.read_text()
 
 
+def test_what_was_drawn_is_told_as_json(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "it.json").write_text(json.dumps(PROFILE))
+    asked = ["report", str(tmp_path / "it.json"), "--png", str(tmp_path / "png"), "--json"]
+    (told,) = json.loads(CliRunner().invoke(cli, asked, standalone_mode=False).output)
+    assert (tmp_path / "png" / f"{told['name']}.png").stat().st_size > 1000
+    assert told["title"].startswith("Linear layers of config.json, int4_g128 by w4gen")
+
+
 def test_tables_are_there_and_markup_is_text() -> None:
     files = {Path("mine.json"): comparison(row(1, 4.0, 13.0, others=PEERS)) | {"device": "<b>a GPU"}}
     text = page(files, [])
