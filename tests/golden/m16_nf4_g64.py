@@ -29,8 +29,6 @@ GROUPS = gl.constexpr(1)  # scales of an output in a step
 CHAINS = gl.constexpr(2)  # sums of the instructions under one scale
 THREADS = gl.constexpr(32 * WARPS)
 EACH = gl.constexpr(gl.BlockedLayout([1], [32], [WARPS], [0]))  # one element a thread
-FOUR = gl.constexpr(gl.BlockedLayout([1, 4], [32, 1], [WARPS, 1], [1, 0]))  # four neighbours a thread
-
 DECODE = gl.constexpr("""{
 .reg .b32 t, lane, table;
 mov.u32 lane, %laneid;
@@ -53,6 +51,7 @@ lop3.b32 t, t, 0x7f80, lane, 0xea;
 add.u32 t, t, table;
 ld.shared.b32 $3, [t];
 }""")
+FOUR = gl.constexpr(gl.BlockedLayout([1, 4], [32, 1], [WARPS, 1], [1, 0]))  # four neighbours a thread
 TABLE = gl.constexpr(".shared .align 16 .b8 pairs[32768];\nmov.u32 $0, pairs;")
 FILL = gl.constexpr("""{
 .reg .b32 entry, at;
@@ -99,6 +98,19 @@ PAIR = gl.constexpr("cvt.rn.f16x2.f32 $0, $2, $1;")
 def each_of(value, layout: gl.constexpr):
     """A value of each thread, as a column of tensors in `layout`."""
     return gl.convert_layout(value, gl.SliceLayout(1, layout), assert_trivial=True)[:, None]
+
+
+@gluon.jit
+def values_of(word, full):
+    """The values of a word's codes in pairs of neighbouring k."""
+    kinds: gl.constexpr = (gl.int32, gl.int32, gl.int32, gl.int32)
+    return gl.inline_asm_elementwise(DECODE, "=&r,=&r,=&r,=&r,r,r", [word, full], dtype=kinds, is_pure=True, pack=1)
+
+
+@gluon.jit
+def run(text: gl.constexpr):
+    """An instruction without operands."""
+    gl.inline_asm_elementwise(text + "\nmov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -150,13 +162,6 @@ def scales_of(words):
 
 
 @gluon.jit
-def values_of(word, full):
-    """The values of a word's codes in pairs of neighbouring k."""
-    kinds: gl.constexpr = (gl.int32, gl.int32, gl.int32, gl.int32)
-    return gl.inline_asm_elementwise(DECODE, "=&r,=&r,=&r,=&r,r,r", [word, full], dtype=kinds, is_pure=True, pack=1)
-
-
-@gluon.jit
 def fragments_of(words, zeros, full):
     """The left operands of a quad's matrix instructions, one for each 16 of k: pairs of n and n + 8, then of k + 8."""
     w = four_of(words)
@@ -182,12 +187,6 @@ def fill(codebook_ptr, thread):
         gl.inline_asm_elementwise(FILL, "=r,r,r", [entry, pair], dtype=gl.int32, is_pure=False, pack=1)
     gl.thread_barrier()
     return gl.inline_asm_elementwise("mov.u32 $0, $1;", "=r,r", [thread], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def run(text: gl.constexpr):
-    """An instruction without operands."""
-    gl.inline_asm_elementwise(text + "\nmov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 MATRICES = gl.constexpr("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];")

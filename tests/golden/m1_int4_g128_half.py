@@ -26,8 +26,6 @@ LOADS = gl.constexpr(1)  # 16-byte loads of x by a thread
 RANGE = gl.constexpr(9)  # log2 of |x| up to which 8 products fit a half
 THREADS = gl.constexpr(32 * WARPS)
 EACH = gl.constexpr(gl.BlockedLayout([1], [32], [WARPS], [0]))  # one element a thread
-FOUR = gl.constexpr(gl.BlockedLayout([1, 4], [32, 1], [WARPS, 1], [1, 0]))  # four neighbours a thread
-
 DECODE = gl.constexpr("""{
 .reg .b32 t, a, b;
 lop3.b32 $0, $4, 0x000f000f, 0x64006400, 0xea;
@@ -46,12 +44,26 @@ mov.b32 b, 0xd480d480;
 mov.b32 a, 0x2c002c00;
 fma.rn.f16x2 $3, $3, a, b;
 }""")
+FOUR = gl.constexpr(gl.BlockedLayout([1, 4], [32, 1], [WARPS, 1], [1, 0]))  # four neighbours a thread
 
 
 @gluon.jit
 def each_of(value, layout: gl.constexpr):
     """A value of each thread, as a column of tensors in `layout`."""
     return gl.convert_layout(value, gl.SliceLayout(1, layout), assert_trivial=True)[:, None]
+
+
+@gluon.jit
+def values_of(word):
+    """The values of a word's codes in pairs of neighbouring k."""
+    kinds: gl.constexpr = (gl.int32, gl.int32, gl.int32, gl.int32)
+    return gl.inline_asm_elementwise(DECODE, "=&r,=&r,=&r,=&r,r", [word], dtype=kinds, is_pure=True, pack=1)
+
+
+@gluon.jit
+def run(text: gl.constexpr):
+    """An instruction without operands."""
+    gl.inline_asm_elementwise(text + "\nmov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -103,13 +115,6 @@ def scales_of(words):
 
 
 @gluon.jit
-def values_of(word):
-    """The values of a word's codes in pairs of neighbouring k."""
-    kinds: gl.constexpr = (gl.int32, gl.int32, gl.int32, gl.int32)
-    return gl.inline_asm_elementwise(DECODE, "=&r,=&r,=&r,=&r,r", [word], dtype=kinds, is_pure=True, pack=1)
-
-
-@gluon.jit
 def fragments_of(words, zeros, full):
     """The left operands of a quad's matrix instructions, one for each 16 of k: pairs of n and n + 8, then of k + 8."""
     w = four_of(words)
@@ -118,12 +123,6 @@ def fragments_of(words, zeros, full):
     v2 = values_of(w[2])
     v3 = values_of(w[3])
     return v0, v1, v2, v3
-
-
-@gluon.jit
-def run(text: gl.constexpr):
-    """An instruction without operands."""
-    gl.inline_asm_elementwise(text + "\nmov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 MATRICES = gl.constexpr("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];")

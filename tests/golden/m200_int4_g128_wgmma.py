@@ -28,8 +28,6 @@ AHEAD = gl.constexpr(4)  # steps whose words are asked for ahead
 RING = gl.constexpr(6)  # steps of x in flight
 THREADS = gl.constexpr(32 * WARPS)
 EACH = gl.constexpr(gl.BlockedLayout([1], [32], [WARPS], [0]))  # one element a thread
-FOUR = gl.constexpr(gl.BlockedLayout([1, 4], [32, 1], [WARPS, 1], [1, 0]))  # four neighbours a thread
-
 DECODE = gl.constexpr("""{
 .reg .b32 t, a, b;
 lop3.b32 $0, $4, 0x000f000f, 0x64006400, 0xea;
@@ -48,6 +46,7 @@ mov.b32 b, 0xd480d480;
 mov.b32 a, 0x2c002c00;
 fma.rn.f16x2 $3, $3, a, b;
 }""")
+FOUR = gl.constexpr(gl.BlockedLayout([1, 4], [32, 1], [WARPS, 1], [1, 0]))  # four neighbours a thread
 PAIR = gl.constexpr("cvt.rn.f16x2.f32 $0, $1, $1;")
 
 
@@ -55,6 +54,19 @@ PAIR = gl.constexpr("cvt.rn.f16x2.f32 $0, $1, $1;")
 def each_of(value, layout: gl.constexpr):
     """A value of each thread, as a column of tensors in `layout`."""
     return gl.convert_layout(value, gl.SliceLayout(1, layout), assert_trivial=True)[:, None]
+
+
+@gluon.jit
+def values_of(word):
+    """The values of a word's codes in pairs of neighbouring k."""
+    kinds: gl.constexpr = (gl.int32, gl.int32, gl.int32, gl.int32)
+    return gl.inline_asm_elementwise(DECODE, "=&r,=&r,=&r,=&r,r", [word], dtype=kinds, is_pure=True, pack=1)
+
+
+@gluon.jit
+def run(text: gl.constexpr):
+    """An instruction without operands."""
+    gl.inline_asm_elementwise(text + "\nmov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -112,13 +124,6 @@ def pair_of(value):
 
 
 @gluon.jit
-def values_of(word):
-    """The values of a word's codes in pairs of neighbouring k."""
-    kinds: gl.constexpr = (gl.int32, gl.int32, gl.int32, gl.int32)
-    return gl.inline_asm_elementwise(DECODE, "=&r,=&r,=&r,=&r,r", [word], dtype=kinds, is_pure=True, pack=1)
-
-
-@gluon.jit
 def fragments_of(words, zeros, full):
     """The left operands of a quad's matrix instructions, one for each 16 of k: pairs of n and n + 8, then of k + 8."""
     w = four_of(words)
@@ -129,12 +134,6 @@ def fragments_of(words, zeros, full):
     return v0, v1, v2, v3
 
 
-@gluon.jit
-def run(text: gl.constexpr):
-    """An instruction without operands."""
-    gl.inline_asm_elementwise(text + "\nmov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-
-
 TILE = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))  # 64 k of a row of x fill 128 bytes
 PRODUCT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BLOCK_M, 16]))
 LEFT = gl.constexpr(gl.DotOperandLayout(0, PRODUCT, 2))
@@ -142,19 +141,6 @@ LEFT = gl.constexpr(gl.DotOperandLayout(0, PRODUCT, 2))
 
 MUL = gl.constexpr("mul.rn.f16x2 $0, $1, $2;")
 PARTS = gl.constexpr("mov.b32 {$0, $1}, $2;")
-
-
-@gluon.jit
-def step_of(codes, scale_ptr, zero_ptr, first, lane, share, step):
-    """Ask for a step: its words, and the scales and zeros that go with them."""
-    words = ()
-    scales = ()
-    zeros = ()
-    for quad in gl.static_range(QUADS):
-        words = words + (gl.load(codes + ((step * SPLIT * QUADS + quad) * WORDS), cache_modifier=".cg"),)
-    for part in gl.static_range(SCALE_LOADS):
-        scales = scales + (gl.load(scales_at(scale_ptr, first, lane, share, step, part)),)
-    return words, scales, zeros
 
 
 @gluon.jit
@@ -168,6 +154,19 @@ def halves_of(pair):
     """The two halves of a pair, along a last axis."""
     low, high = gl.inline_asm_elementwise(PARTS, "=h,=h,r", [pair], dtype=(gl.float16, gl.float16), is_pure=True, pack=1)
     return gl.join(low, high)
+
+
+@gluon.jit
+def step_of(codes, scale_ptr, zero_ptr, first, lane, share, step):
+    """Ask for a step: its words, and the scales and zeros that go with them."""
+    words = ()
+    scales = ()
+    zeros = ()
+    for quad in gl.static_range(QUADS):
+        words = words + (gl.load(codes + ((step * SPLIT * QUADS + quad) * WORDS), cache_modifier=".cg"),)
+    for part in gl.static_range(SCALE_LOADS):
+        scales = scales + (gl.load(scales_at(scale_ptr, first, lane, share, step, part)),)
+    return words, scales, zeros
 
 
 @gluon.jit
@@ -193,6 +192,19 @@ def left_of(words, scales, zeros, piece: gl.constexpr):
     tile = gl.join(gl.join(own[0], own[1]), gl.join(own[2], own[3]))  # thread, pair, n // 8, k // 8, k // 32, k // 16 % 2
     tile = tile.reshape([WARPS, 8, 4, 2, 2, 2, 2, 2]).permute([0, 4, 1, 7, 6, 5, 2, 3])
     return gl.convert_layout(tile.reshape([64, 64]), LEFT, assert_trivial=True)
+
+
+@gluon.jit
+def rings():
+    """What x waits in, and the barriers of its slots: filled, and drained."""
+    ring = gl.allocate_shared_memory(gl.float16, [RING * PIECES, BLOCK_M, 64], TILE)
+    filled = gl.allocate_shared_memory(gl.int64, [RING, 1], hopper.mbarrier.MBarrierLayout())
+    drained = gl.allocate_shared_memory(gl.int64, [RING, 1], hopper.mbarrier.MBarrierLayout())
+    for slot in gl.static_range(RING):
+        hopper.mbarrier.init(filled.index(slot), count=THREADS)
+        hopper.mbarrier.init(drained.index(slot), count=TEAMS)
+    hopper.fence_async_shared()
+    return ring, filled, drained
 
 
 @gluon.jit
@@ -244,6 +256,24 @@ def one_step(acc, asked, step, ring, filled, drained, codes, scale_ptr, zero_ptr
 
 
 @gluon.jit
+def sums_of(ring, filled, drained, codes, scale_ptr, zero_ptr, first, lane, share):
+    """The sums of a team over all steps, a lap at a time: so no register has to move while what is loaded to it is on the way."""
+    steps = ()
+    for turn in gl.static_range(AHEAD):
+        steps = steps + (step_of(codes, scale_ptr, zero_ptr, first, lane, share, turn),)
+    acc = gl.zeros([64, BLOCK_M], gl.float32, PRODUCT)
+    for lap in range(STEPS // AHEAD):
+        for turn in gl.static_range(AHEAD):
+            step = lap * AHEAD + turn
+            acc, asked = one_step(acc, steps[turn], step, ring, filled, drained, codes, scale_ptr, zero_ptr, first, lane, share)
+            steps = steps[:turn] + (asked,) + steps[turn + 1 :]
+    for turn in gl.static_range(STEPS % AHEAD):
+        step = STEPS // AHEAD * AHEAD + turn
+        acc, asked = one_step(acc, steps[turn], step, ring, filled, drained, codes, scale_ptr, zero_ptr, first, lane, share)
+    return acc
+
+
+@gluon.jit
 def multiply(ring, filled, drained, out_ptr, codes_ptr, scale_ptr, zero_ptr, bias_ptr, m_count, TEAM: gl.constexpr):
     """Multiply 64 outputs with the rows in the ring."""
     thread = gl.arange(0, THREADS, EACH)
@@ -252,18 +282,7 @@ def multiply(ring, filled, drained, out_ptr, codes_ptr, scale_ptr, zero_ptr, bia
     row = gl.program_id(1) * TEAMS + TEAM
     first = row * 4 + thread // 32
     codes = words_at(codes_ptr, first, lane, share)
-    steps = ()
-    for turn in gl.static_range(AHEAD):
-        steps = steps + (step_of(codes, scale_ptr, zero_ptr, first, lane, share, turn),)
-    acc = gl.zeros([64, BLOCK_M], gl.float32, PRODUCT)
-    for lap in range(STEPS // AHEAD):  # a lap at a time, so that no register has to move before what it waits for is there
-        for turn in gl.static_range(AHEAD):
-            step = lap * AHEAD + turn
-            acc, asked = one_step(acc, steps[turn], step, ring, filled, drained, codes, scale_ptr, zero_ptr, first, lane, share)
-            steps = steps[:turn] + (asked,) + steps[turn + 1 :]
-    for turn in gl.static_range(STEPS % AHEAD):
-        step = STEPS // AHEAD * AHEAD + turn
-        acc, asked = one_step(acc, steps[turn], step, ring, filled, drained, codes, scale_ptr, zero_ptr, first, lane, share)
+    acc = sums_of(ring, filled, drained, codes, scale_ptr, zero_ptr, first, lane, share)
     STORE: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, WARPS], [0, 1])
     start = gl.program_id(0) * BLOCK_M
     n = row * 64 + gl.arange(0, 64, gl.SliceLayout(1, STORE))[:, None]
@@ -285,13 +304,7 @@ def gemm_wgmma(
     A team of WARPS warps multiplies 64 outputs; one more brings x.
     """
     run("griddepcontrol.launch_dependents;")
-    ring = gl.allocate_shared_memory(gl.float16, [RING * PIECES, BLOCK_M, 64], TILE)
-    filled = gl.allocate_shared_memory(gl.int64, [RING, 1], hopper.mbarrier.MBarrierLayout())
-    drained = gl.allocate_shared_memory(gl.int64, [RING, 1], hopper.mbarrier.MBarrierLayout())
-    for slot in gl.static_range(RING):
-        hopper.mbarrier.init(filled.index(slot), count=THREADS)
-        hopper.mbarrier.init(drained.index(slot), count=TEAMS)
-    hopper.fence_async_shared()
+    ring, filled, drained = rings()
     zero_ptr = scale_ptr  # no zeros
     bias_ptr = scale_ptr  # no bias
     gl.warp_specialize(

@@ -33,8 +33,6 @@ LAP_WORDS = gl.constexpr(6144)  # words of these
 LAP_SCALES = gl.constexpr(3072)  # scales of these
 THREADS = gl.constexpr(32 * WARPS)
 EACH = gl.constexpr(gl.BlockedLayout([1], [32], [WARPS], [0]))  # one element a thread
-FOUR = gl.constexpr(gl.BlockedLayout([1, 4], [32, 1], [WARPS, 1], [1, 0]))  # four neighbours a thread
-
 DECODE = gl.constexpr("""{
 .reg .b32 t, u, a, b;
 shl.b32 t, $4, 12;
@@ -53,12 +51,26 @@ shr.u32 u, $4, 3;
 and.b32 u, u, 0x0e000e00;
 lop3.b32 $3, $4, 0x80008000, u, 0xea;
 }""")
+FOUR = gl.constexpr(gl.BlockedLayout([1, 4], [32, 1], [WARPS, 1], [1, 0]))  # four neighbours a thread
 
 
 @gluon.jit
 def each_of(value, layout: gl.constexpr):
     """A value of each thread, as a column of tensors in `layout`."""
     return gl.convert_layout(value, gl.SliceLayout(1, layout), assert_trivial=True)[:, None]
+
+
+@gluon.jit
+def values_of(word):
+    """The values of a word's codes in pairs of neighbouring k."""
+    kinds: gl.constexpr = (gl.int32, gl.int32, gl.int32, gl.int32)
+    return gl.inline_asm_elementwise(DECODE, "=&r,=&r,=&r,=&r,r", [word], dtype=kinds, is_pure=True, pack=1)
+
+
+@gluon.jit
+def run(text: gl.constexpr):
+    """An instruction without operands."""
+    gl.inline_asm_elementwise(text + "\nmov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -120,13 +132,6 @@ def scales_of(words):
 
 
 @gluon.jit
-def values_of(word):
-    """The values of a word's codes in pairs of neighbouring k."""
-    kinds: gl.constexpr = (gl.int32, gl.int32, gl.int32, gl.int32)
-    return gl.inline_asm_elementwise(DECODE, "=&r,=&r,=&r,=&r,r", [word], dtype=kinds, is_pure=True, pack=1)
-
-
-@gluon.jit
 def fragments_of(words, zeros, full):
     """The left operands of a quad's matrix instructions, one for each 16 of k: pairs of n and n + 8, then of k + 8."""
     w = four_of(words)
@@ -135,12 +140,6 @@ def fragments_of(words, zeros, full):
     v2 = values_of(w[2])
     v3 = values_of(w[3])
     return v0, v1, v2, v3
-
-
-@gluon.jit
-def run(text: gl.constexpr):
-    """An instruction without operands."""
-    gl.inline_asm_elementwise(text + "\nmov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 MATRICES = gl.constexpr("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];")

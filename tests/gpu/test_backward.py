@@ -12,9 +12,10 @@ from w4gen.runtime import ops
 from w4gen.runtime.dtypes import OURS
 from w4gen.runtime.launch import launcher
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+HERE = torch.cuda.is_available()
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HERE, reason="needs a CUDA GPU")]
 FORMATS = ["int4_g128", "nf4_g64", "e2m1_g32", "uint4_g128_z", "uint4_g32_m", "int8_g128", "int4_g50"]
-SHAPES = [(512, 4096, 4096), (1, 256, 1536), (130, 1000, 300), (77, 144, 4096), (4096, 1024, 1024)]
+SHAPES = [(512, 4096, 4096), (1, 256, 1536), (130, 1000, 300), (77, 144, 4096), (4096, 1024, 1024), (300, 1016, 1020)]
 
 
 def checked(form: str, m: int, n: int, k: int, kind: torch.dtype, changes: str = "") -> None:
@@ -44,7 +45,16 @@ def test_gradients_are_true_and_the_same_every_time(shape: tuple[int, int, int],
 
 @pytest.mark.parametrize("changes", ["stages=2", "warps=4", "block_n=32", "block_n=128,stages=2", "block_m=64,warps=4"])
 def test_other_tiles_are_as_true(changes: str) -> None:
-    checked("int4_g128", 512, 2048, 2048, torch.float16, changes)
+    checked("int8_g128", 512, 2048, 2048, torch.float16, changes)
+
+
+@pytest.mark.skipif(HERE and torch.cuda.get_device_capability() != (9, 0), reason="wgmma is of sm_90")
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("changes", ["block_m=64,ring=6,stages=2", "block_m=128,ring=4,stages=2", "block_m=256,ring=3,stages=1"])
+def test_other_tiles_of_turned_words_are_as_true(changes: str, kind: torch.dtype) -> None:
+    w = case("int4", 1, 1016, 1020, kind).layer.weight
+    assert asked(w, 300, kind, "").name == "dgrad_wgmma"
+    checked("int4", 300, 1016, 1020, kind, changes)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

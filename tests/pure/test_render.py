@@ -66,8 +66,9 @@ def asked(**changes: object) -> Problem:
 
 def holding(template: str, text: str) -> Path:
     """The file of a template, or of the steps that it includes, which a text stands in."""
-    own = [paths.templates() / name for name in (f"{template}.py.jinja", "turn.jinja")]
-    found = [path for path in own[: 2 if template == "gemv_mma" else 1] if text in path.read_text()]
+    steps = {"gemv_mma": ["turn.jinja"], "gemm_wgmma": ["ring.jinja"], "dgrad_wgmma": ["ring.jinja", "turned.jinja"]}
+    own = [paths.templates() / name for name in (f"{template}.py.jinja", *steps.get(template, []))]
+    found = [path for path in own if text in path.read_text()]
     assert found, f"{text!r} is no longer in the template: change this test with it"
     return found[0]
 
@@ -118,6 +119,7 @@ MANY = Schedule(
     ring=6,
     overlap=1,
 )
+DY = {"m": (129, 256), "gradient": True}
 DENSE = {"m": (129, 2**31 - 1), "n": 250, "format": named("uint4_g64_m")}
 QUESTIONS: dict[str, tuple[str, dict[str, object], Schedule | None]] = {
     "gemv": ("gemv", {}, None),
@@ -134,6 +136,7 @@ QUESTIONS: dict[str, tuple[str, dict[str, object], Schedule | None]] = {
     "half, no cluster": ("gemv_half", {}, replace(FAST_HALF, split_k=1, sum_at="global")),
     "many": ("gemm_wgmma", {"m": (65, 128), "bias": True}, MANY),
     "many in parts": ("gemm_wgmma", {"m": (65, 128), "bias": True}, replace(MANY, split_k=2)),
+    "turned": ("dgrad_wgmma", DY | {"format": named("uint4_g128_z")}, replace(MANY, template="dgrad_wgmma")),
 }
 CALLS = {
     ("gemv", '{{ load("x") }}'): "x.tile",
@@ -180,6 +183,15 @@ CALLS = {
     ("many", '{{ reduce("parts" if has("parts") else "acc") }}'): "acc",
     ("many", "{{ store() }}"): "bias.tile",
     ("many in parts", '{{ reduce("parts" if has("parts") else "acc") }}'): "parts",
+    ("turned", '{{ load("w") }}'): "codes.view",
+    ("turned", '{{ load("x") }}'): "x.tile",
+    ("turned", '{{ load("scale") }}'): "scale.view",
+    ("turned", '{{ load("zero") }}'): "zero.view",
+    ("turned", '{{ decode("w") }}'): "w.value",
+    ("turned", '{{ scale("w") }}'): "w",
+    ("turned", "{{ dot() }}"): "part",
+    ("turned", '{{ reduce("parts" if has("parts") else "acc") }}'): "acc",
+    ("turned", "{{ store() }}"): "y",
 }
 SHARED_CALLS = {'{{ load("w") }}': "codes.view", '{{ load("scale") }}': "scale.view", '{{ decode("w") }}': "w.value"}
 """Calls that the fast templates make in what they include."""

@@ -155,9 +155,17 @@ def test_explain_shows_candidates_and_why_they_lost() -> None:
 
 def test_a_gradient_has_tiles_of_any_height() -> None:
     """The grid covers the rows of dY; what is legal has a text."""
-    program = lower(problem_of(m=512, n=1024, k=2048, gradient=True))
+    program = lower(problem_of(m=512, n=1024, k=2048, format="int8_g128", gradient=True))
     legal = [each.schedule for each in candidates(program, H200, 512) if not each.refused]
     assert len(legal) > 50
     assert {each.block_m for each in legal} >= {32, 64, 128}
     assert pick(program, H200) in legal
     assert all("tl.dot(" in made(program, each, H200).source for each in legal[:3])
+
+
+def test_a_gradient_of_turned_words_has_its_tiles_beside_those_of_any_format() -> None:
+    program = lower(problem_of(m=512, n=1024, k=2048, gradient=True))
+    legal = [each.schedule for each in candidates(program, H200, 512) if not each.refused]
+    assert {each.template for each in legal} == {"dgrad", "dgrad_wgmma"}
+    assert {each.block_m for each in legal if each.template == "dgrad_wgmma"} == {64, 128, 256}
+    assert pick(program, H200) in legal

@@ -121,6 +121,25 @@ def stored_scales(kind: str) -> str:
     return "mov.b32 $0, $1;"
 
 
+def turned_scales(kind: str, x: DType, summed: bool = False) -> str:
+    """Turn two words, each of a scale (of type `kind`) and of that 8 outputs further, into two pairs of type x, $0 and $1.
+
+    With `summed` what is left of the scales after rounding to x follows, again in two pairs. The words are the last operands.
+    """
+    if kind == str(x):
+        return "prmt.b32 $0, $2, $3, 0x5410;\nprmt.b32 $1, $2, $3, 0x7632;"
+    words = ("$4", "$5") if summed else ("$2", "$3")
+    lines = ["{", ".reg .b16 ha, hb, ia, ib;", ".reg .f32 fa, fb, ga, gb, t;", ".reg .b32 u;"]
+    lines += [f"mov.b32 {{ha, hb}}, {words[0]};", f"mov.b32 {{ia, ib}}, {words[1]};"]
+    lines += [f"cvt.f32.{kind} {to}, {of};" for to, of in (("fa", "ha"), ("fb", "hb"), ("ga", "ia"), ("gb", "ib"))]
+    lines += [f"cvt.rn.{x}x2.f32 $0, ga, fa;", f"cvt.rn.{x}x2.f32 $1, gb, fb;"]
+    for i, name in enumerate("ab" if summed else ""):
+        for half, value in ((f"shl.b32 u, ${i}, 16;", f"f{name}"), (f"and.b32 u, ${i}, 0xffff0000;", f"g{name}")):
+            lines += [half, "mov.b32 t, u;", f"sub.f32 {value}, {value}, t;"]
+        lines.append(f"cvt.rn.{x}x2.f32 ${i + 2}, g{name}, f{name};")
+    return "\n".join([*lines, "}"])
+
+
 def e4m3_scales() -> str:
     """Turn the four e4m3 of a word ($4) into f32 $0 … by the machine's own conversion (PTX ISA, cvt: sm_89 on)."""
     lines = ["{", ".reg .b16 first, second, low, high;", ".reg .b32 t;", "mov.b32 {first, second}, $4;"]

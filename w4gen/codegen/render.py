@@ -16,6 +16,7 @@ from w4gen.codegen.blocks import GemmPrinter
 from w4gen.codegen.dense import DensePrinter, GradientPrinter
 from w4gen.codegen.fast import HalfPrinter, MmaPrinter
 from w4gen.codegen.printer import Printer
+from w4gen.codegen.turned import TurnedPrinter
 from w4gen.codegen.wgmma import WgmmaPrinter
 from w4gen.errors import ShapeError, TemplateError
 from w4gen.formats import is_named
@@ -98,6 +99,7 @@ PRINTERS = {
     "gemv_half": HalfPrinter,
     "gemm_wgmma": WgmmaPrinter,
     "dgrad": GradientPrinter,
+    "dgrad_wgmma": TurnedPrinter,
 }
 """What fills each template."""
 
@@ -165,6 +167,7 @@ GRIDS = {
     "gemm_wgmma": ("m", "n", "part"),
     "dequant": ("k", "n"),
     "dgrad": ("m", "k"),
+    "dgrad_wgmma": ("m", "k"),
     "add_parts": ("y",),
 }
 """What the grid axes of a template's functions run along."""

@@ -23,8 +23,10 @@ class WgmmaPrinter(SumsPrinter, GluonPrinter):
     UNITS = (("mma", "left"),)
     DOT = Dot(("k",), "mma", "left")
     FAR = True
-    OUTPUTS = 64
-    """Outputs of a team of four warps."""
+    SHARED, ALONG, EACH = "n", "k", (64, "outputs")
+    """The axis of the weight that teams share, the one they walk along, and what a team of four warps has of the first."""
+    PLAIN = "gemm"
+    """The template for what this one does not take."""
     REGISTERS = 65536 // 128
     """Registers of an SM for each of 128 threads."""
 
@@ -33,14 +35,14 @@ class WgmmaPrinter(SumsPrinter, GluonPrinter):
         problem = program.problem
         if self.looked_up or self.how.power or self.apart or program.tile(self.grouped["scale"]).element not in SCALES[problem.x]:
             raise TemplateError(
-                f"gemm_wgmma multiplies pairs of weights by pairs of scales in {problem.x}, which do not hold those of "
-                f"{problem.format.label}: take gemm"
+                f"{schedule.template} multiplies pairs of weights by pairs of scales in {problem.x}, which do not hold those of "
+                f"{problem.format.label}: take {self.PLAIN}"
             )
-        if schedule.warps != 4 or schedule.teams * self.OUTPUTS != self.blocks["n"]:
-            asked = f"warps={schedule.warps} teams={schedule.teams} block_n={self.blocks['n']}"
-            raise TemplateError(f"gemm_wgmma has teams of 4 warps for {self.OUTPUTS} outputs, not {asked}")
+        if schedule.warps != 4 or schedule.teams * self.EACH[0] != self.blocks[self.SHARED]:
+            asked = f"warps={schedule.warps} teams={schedule.teams} block_{self.SHARED}={self.blocks[self.SHARED]}"
+            raise TemplateError(f"{schedule.template} has teams of 4 warps for {self.EACH[0]} {self.EACH[1]}, not {asked}")
         if program.tile("x.tile").space is not Space.SHARED:
-            raise TemplateError("gemm_wgmma keeps x in shared memory: take x_at=shared")
+            raise TemplateError(f"{schedule.template} keeps x in shared memory: take x_at=shared")
         if self.step_k % self.span and self.span % self.step_k:
             raise TemplateError(f"group {self.span} and block_k={self.step_k}: take a block_k that divides it, or is a multiple")
         if self.centred and self.span < self.step_k:
@@ -77,6 +79,7 @@ class WgmmaPrinter(SumsPrinter, GluonPrinter):
             "summed": self.summed,
             "registers": self.registers,
             "finish": self.finish,
+            "along": self.ALONG,
         }
 
     def constants(self) -> str:
@@ -130,11 +133,14 @@ class WgmmaPrinter(SumsPrinter, GluonPrinter):
         A scale of more bits is a sum, of which the products with the smaller part come first: they are exact, or 2**-16 off.
         """
         self.ledger["w"] += 1
-        if not self.summed:
-            return "a, b = pair_of(a), pair_of(b)\nw = (mul2(w[0], a), mul2(w[1], b), mul2(w[2], a), mul2(w[3], b))"
-        lines = [f"{name}_rest = pair_of({name} - {name}.to({self.half}).to(gl.float32))" for name in "ab"]
-        each = [f"fma2(w[{i}], {name}, mul2(w[{i}], {name}_rest))" for i, name in enumerate("abab")]
-        return "\n".join([*lines, "a, b = pair_of(a), pair_of(b)", f"w = ({', '.join(each)})"])
+        pairs = [(f"w[{i}]", name) for i, name in enumerate("abab")]
+        each = [f"fma2({w}, {name}, mul2({w}, {name}_rest))" if self.summed else f"mul2({w}, {name})" for w, name in pairs]
+        return "\n".join([*self.scale_pairs(), f"w = ({', '.join(each)})"])
+
+    def scale_pairs(self) -> list[str]:
+        """Lines that make pairs of the scales a and b, and of what is left of them."""
+        rest = [f"{name}_rest = pair_of({name} - {name}.to({self.half}).to(gl.float32))" for name in "ab"]
+        return [*(rest if self.summed else []), "a, b = pair_of(a), pair_of(b)"]
 
     def reduce(self, *names: str) -> str:
         """Wait for the products; what they are computed from stays in its registers until then."""
@@ -153,17 +159,16 @@ class WgmmaPrinter(SumsPrinter, GluonPrinter):
                 *self.added("column", "acc", "[:, None]"),
             ]
             value, place = f"acc.to({self.kind})", "start.to(gl.int64)"
-        return "\n".join(
-            [
-                *(lines if len(lines) > 1 else []),
-                "n = row * 64 + gl.arange(0, 64, gl.SliceLayout(1, STORE))[:, None]",
-                "m = gl.arange(0, BLOCK_M, gl.SliceLayout(0, STORE))[None, :]",
-                f"at = {place} * N + (m * N + n)",
-                f"gl.store(out_ptr + at, gl.convert_layout({value}, STORE), mask=(m < m_count - start) & (n < N))",
-            ]
-        )
+        return "\n".join([*(lines if len(lines) > 1 else []), *self.written_to("n", "row", "N", place, value)])
+
+    def written_to(self, axis: str, part: str, size: str, place: str, value: str) -> list[str]:
+        """Lines that write a team's sums [64, BLOCK_M] to rows of y."""
+        return [
+            f"{axis} = {part} * 64 + gl.arange(0, 64, gl.SliceLayout(1, STORE))[:, None]",
+            "m = gl.arange(0, BLOCK_M, gl.SliceLayout(0, STORE))[None, :]",
+            f"at = {place} * {size} + (m * {size} + {axis})",
+            f"gl.store(out_ptr + at, gl.convert_layout({value}, STORE), mask=(m < m_count - start) & ({axis} < {size}))",
+        ]
 
     def fixed(self) -> dict[str, Op]:
-        found = super().fixed()
-        del found["scale.at"], found["scaled"]  # the scale is on the weight
-        return found
+        return {name: op for name, op in super().fixed().items() if name not in ("scale.at", "scaled")}  # it is on the weight

@@ -70,7 +70,8 @@ def _gradient(program: Program, schedule: Schedule, layout: Layout) -> Program:
     program = scales.place_scale(program, schedule.unit, schedule.side, schedule.scale_at, 0.0, ("n",))
     if rewrite.padded_group(program.problem, layout) % schedule.block_k == 0:
         program = scales.share(program)
-    return rewrite.tile(program, "n", schedule.block_n, schedule.block_k, schedule.block_m, across="k")
+    places = Space(schedule.sum_at), Space(schedule.x_at)
+    return rewrite.tile(program, "n", schedule.block_n, schedule.block_k, schedule.block_m, at=places, across="k")
 
 
 def _in_blocks(program: Program, schedule: Schedule, layout: Layout, how: Decode) -> Program:
@@ -108,21 +109,21 @@ def _whole_blocks(schedule: Schedule, layout: Layout) -> None:
             )
 
 
-FAST = {"gemv_mma": "accumulator", "gemv_half": "accumulator", "gemm_wgmma": "weight"}
+FAST = {"gemv_mma": "accumulator", "gemv_half": "accumulator", "gemm_wgmma": "weight", "dgrad_wgmma": "weight"}
 """Templates in Gluon, which decode the pairs of a word where they stand, and what each scales.
 
-They run on GPUs only; gemm is their portable twin.
+They run on GPUs only; gemm is their portable twin, and dgrad that of dgrad_wgmma.
 """
 
 
 def _agree(problem: Problem, schedule: Schedule) -> None:
     """Refuse choices that contradict each other or the number of rows."""
     unit, (low, rows) = schedule.unit, problem.m
-    right = (unit, schedule.side, schedule.scale_at, schedule.split_k) == ("mma", "right", "weight", 1)
+    scaled = (unit, schedule.scale_at, schedule.split_k) == ("mma", "weight", 1)
     refusals = (
         (
-            problem.gradient and not right,
-            "a gradient sums over rows of scaled weights: take unit=mma, side=right, scale_at=weight, split_k=1",
+            problem.gradient and not scaled,
+            "a gradient sums over rows of scaled weights: take unit=mma, scale_at=weight, split_k=1",
         ),
         (unit in ("lanes", "halves") and rows > 1, f"unit={unit} multiplies one row of x, not {low}…{rows}: take unit=mma"),
         (unit == "vendor" and problem.m == EVERY, "unit=vendor adds up in an order that depends on M: for every M take unit=mma"),

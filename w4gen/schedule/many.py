@@ -1,4 +1,4 @@
-"""Many rows of x on an arch with wgmma: which tiles, and how many programs share k. Nothing here times anything."""
+"""Many rows on an arch with wgmma, of x or of dY: which tiles, and how many programs share k. Nothing here times anything."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ def many(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
     None for what gemm_wgmma does not take: scales that a pair of x's type, or two, do not hold, zeros after scaling, codebooks.
     """
     form, group, held = problem.format, padded_group(problem, layout), layout.size("k")
-    held_by_pairs = form.affine and not form.flat and form.scale in SCALES[problem.x] and form.bits <= problem.x.mantissa
-    exact = form.zero is None or (form.zero_mode == "integer" and not isinstance(form.zero, Format))
-    if not {"gluon", "wgmma"} <= arch.features or not (held_by_pairs and exact) or problem.k % 8 or problem.epilogue:
+    if not multiplied_in_pairs(problem, arch) or problem.k % 8 or problem.epilogue:
         return None
     if problem.m[0] not in WGMMA or not readable(layout, form, arch) or layout.row_units() is not None:
         return None
@@ -62,6 +60,51 @@ def many(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
         stages=ahead,
         ring={64: 6, 128: 6 if teams == 2 else 8, 256: 3}[rows] if alone else 4,
         maxnreg=0 if alone else 80,
+        overlap=int("dependent_launch" in arch.features),
+    )
+
+
+def multiplied_in_pairs(problem: Problem, arch: Arch) -> bool:
+    """Whether an arch has wgmma, and pairs of x's type hold the weights, and their scales, of a format."""
+    form = problem.format
+    held = form.affine and not form.flat and form.scale in SCALES[problem.x] and form.bits <= problem.x.mantissa
+    exact = form.zero is None or (form.zero_mode == "integer" and not isinstance(form.zero, Format))
+    return {"gluon", "wgmma"} <= arch.features and held and exact
+
+
+TURNED = {64: (3.0, 0.75), 128: (5.0, 0.9), 256: (5.5, 1.45)}
+"""Microseconds of dgrad_wgmma with so many rows of dY: of a program, and of each of its steps of 128 outputs. Seen on an H200."""
+
+
+def turned(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
+    """dX = dY W of many rows on an arch with wgmma: the rows of a tile of which whole waves take least.
+
+    None for what dgrad_wgmma does not take: codes of other than 4 bits, scales of other than 16, of groups below 128.
+    """
+    form, whole = problem.format, all(layout.size(axis) % 128 == 0 for axis in ("n", "k"))
+    if not multiplied_in_pairs(problem, arch) or form.bits != 4 or form.scale == F32 or problem.n % 8 or problem.m[0] <= 64:
+        return None
+    if not whole or not readable(layout, form, arch) or layout.row_units() is not None or padded_group(problem, layout) % 128:
+        return None
+
+    def us(rows: int) -> float:
+        start, step = TURNED[rows]
+        programs = -(-min(problem.m[1], 4096) // rows) * -(-problem.k // 128)
+        return -(-programs // arch.sms) * (start + step * layout.size("n") / 128)
+
+    rows = min((rows for rows in TURNED if rows < 256 or form.zero is None), key=us)
+    return Schedule(
+        template="dgrad_wgmma",
+        block_m=rows,
+        block_n=128,
+        block_k=128,
+        unit="mma",
+        side="left",
+        scale_at="weight",
+        x_at="shared",
+        teams=2,
+        stages=2 if rows < 256 and form.zero is None else 1,
+        ring=3 if rows == 256 else 6,
         overlap=int("dependent_launch" in arch.features),
     )
 

@@ -14,7 +14,7 @@ from w4gen.ir.types import F16, F32, DType, Format
 from w4gen.schedule import rewrite
 from w4gen.schedule.apply import fits, short, words_summed
 from w4gen.schedule.arch import GRID, Arch
-from w4gen.schedule.many import many
+from w4gen.schedule.many import many, turned
 from w4gen.schedule.schedule import Schedule
 from w4gen.schedule.stored import layout_for, readable
 
@@ -34,7 +34,7 @@ def pick(program: Program, arch: Arch) -> Schedule:
     layout = problem.layout or layout_for(problem.format, arch, problem.n, problem.k)
     low, high = problem.m
     if problem.gradient:
-        return _gradient(problem, layout, arch)
+        return turned(problem, layout, arch) or _gradient(problem, layout, arch)
     if problem.m == EVERY:
         return _alike(problem, layout, arch)
     if (chosen := many(problem, layout, arch)) is not None:
@@ -53,7 +53,7 @@ def ways(program: Program, arch: Arch) -> tuple[Schedule, ...]:
     problem = program.problem
     layout = problem.layout or layout_for(problem.format, arch, problem.n, problem.k)
     if problem.gradient:
-        return (_gradient(problem, layout, arch),)
+        return tuple(each for each in (turned(problem, layout, arch), _gradient(problem, layout, arch)) if each)
     if layout.narrowest.row_units() is not None:
         return _gemv(problem, layout, arch), _dense(problem, layout)
     fast = [each for each in (many(problem, layout, arch), _fast(problem, layout, arch)) if each]

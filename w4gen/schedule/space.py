@@ -133,6 +133,8 @@ def varied(way: Schedule, layout: Layout, arch: Arch, rows: int) -> dict[str, li
         return {"warps": warps[:4], "split_k": split if way.split_k > 1 or "cluster" in arch.features else [1], "stages": stages}
     if way.template == "gemv_mma":
         return {"block_n": [each for each in block_n if each <= 32], "warps": warps[:4], "stages": stages[1:], "ring": [4, 8]}
+    if way.template == "dgrad_wgmma":
+        return {"block_m": [64, 128, 256], "ring": [3, 4, 6], "stages": [1, 2]}
     if way.template == "gemm_wgmma":
         return {"block_m": [64, 128] + [256] * (way.teams == 2), "split_k": split, "ring": [3, 4, 6], "maxnreg": [0]}
     tall = [each for each in doubled(16, LARGEST["block_m"]) if each < 2 * rows or each == 16]
