@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import click.testing
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import w4gen
 from w4gen.bench import decoder, end_to_end, end_to_end_report, host, replay
@@ -42,28 +46,65 @@ def test_spans_that_overlap_count_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["gemv_half", "gemm", "dequant", "add_parts", "gemvNSP_kernel", "cutlass_80_tensorop_f16_s16816gemm"]
+    "name",
+    [
+        "gemv_half",
+        "gemm",
+        "dequant",
+        "add_parts",
+        "gemvNSP_kernel",
+        "cutlass_80_tensorop_f16_s16816gemm",
+        "triton_tem_fused_mm_0",
+    ],
 )
 def test_kernels_of_linear_layers_are_known_by_name(name: str) -> None:
-    assert replay.LINEAR.search(name)
+    assert replay.LINEAR.match(name)
 
 
-def test_what_takes_too_long_or_fails_is_noted_and_the_rest_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["triton_red_fused_add_mm_pow_rsqrt_3", "fmha_cutlassF_bf16", "void at::native::reduce_kernel"])
+def test_what_inductor_fuses_beside_a_linear_layer_is_none(name: str) -> None:
+    assert not replay.LINEAR.match(name)
+
+
+def test_what_takes_too_long_or_fails_is_noted_and_the_rest_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(end_to_end, "AGAIN", 0.05)
     run = end_to_end.Run(tmp_path / "it.json", 4, 4, torch.device("cpu"), time.time() + 60, results={"variants": {}})
 
     def refuse() -> dict:
         raise RuntimeError("out of memory\nand more")
 
+    def swallow() -> dict:
+        with contextlib.suppress(TimeoutError):
+            time.sleep(5)
+        time.sleep(5)
+        return {}
+
+    def look() -> dict:
+        return {"noted": json.loads((tmp_path / "it.json").read_text())["variants"]["a"]["noted"]["failed"]}
+
     run.take("a", "long", 0.05, lambda: time.sleep(5))
+    run.take("a", "swallowed", 0.05, swallow)
     run.take("a", "refused", 5, refuse)
+    run.take("a", "unlike", 5, lambda: torch.testing.assert_close(torch.zeros(1), torch.ones(1)))
+    run.take("a", "noted", 5, look)
     run.take("a", "done", 5, lambda: {"is": 1})
     dataclasses.replace(run, ends=0).take("a", "late", 5, lambda: {"is": 1})
     told = json.loads((tmp_path / "it.json").read_text())["variants"]["a"]
     assert told["long"]["failed"] == "TimeoutError: not done in 0 s"
     assert told["long"]["took_s"] < 2
+    assert told["swallowed"]["failed"] == "TimeoutError: not done in 0 s"
     assert told["refused"]["failed"] == "RuntimeError: out of memory"
+    assert told["unlike"]["failed"].startswith("AssertionError: ")
+    assert told["noted"]["noted"] == "the process ended within it"
     assert told["done"]["is"] == 1
     assert "no time was left" in told["late"]["failed"]
+
+
+def test_a_process_that_waits_in_c_is_ended(tmp_path: Path) -> None:
+    code = "import time; from w4gen.bench.end_to_end import ended\nwith ended(0.2): time.sleep(60)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    assert done.returncode == 1
+    assert "Timeout" in done.stderr
 
 
 def invoked(tmp_path: Path, *options: str) -> dict:
@@ -120,6 +161,35 @@ def test_a_step_gives_what_the_model_gives_without_a_cache() -> None:
             assert torch.allclose(answer.step(), model(tokens).logits[:, -1], atol=1e-5)
         answer.again()
         assert torch.equal(answer.prefill().argmax(-1, keepdim=True), tokens[:, 7:8])
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_compiled_step_is_one_graph_for_every_token(merged: bool) -> None:
+    pytest.importorskip("transformers")
+    torch._dynamo.reset()
+    counted = CompileCounterWithBackend("aot_eager")
+    with torch.no_grad():
+        model = decoder.built(end_to_end.TINY, torch.bfloat16, torch.device("cpu"), 16)
+        w4gen.convert(model, "int4_g64", progress=False)
+        if merged:
+            w4gen.merge(model)
+        answer, twin = (decoder.Decoder.started(model, 2, 5, 8) for _ in range(2))
+        compiled = answer.by(torch.compile(model, dynamic=False, fullgraph=True, backend=counted))
+        for _ in range(5):
+            assert torch.equal(compiled.step(), twin.step())
+    assert counted.frame_count == 1
+    nodes = [node for graph in counted.graphs for node in graph.graph.nodes if "w4gen" in str(node.target)]
+    assert len(nodes) == 2 * (4 if merged else 7)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["int4_g64", "int4_g64+merged"])
+def test_a_tiny_decoder_is_compiled(form: str, tmp_path: Path) -> None:
+    """By Inductor, for the CPU; a later token that would be compiled anew is refused."""
+    found = invoked(tmp_path, "--format", form, "--prompt", "9", "--new", "8", "--only", "compiled", "--budget", "600")
+    for each in found["variants"].values():
+        assert each["compiled"]["graphs"] == 1
+        assert each["compiled"]["tokens_s"] > 0
 
 
 def test_logits_that_differ_are_told() -> None:

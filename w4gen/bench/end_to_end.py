@@ -8,13 +8,15 @@ after each. Logits are compared with those of the same model without kernels.
 from __future__ import annotations
 
 import copy
+import faulthandler
 import gc
 import itertools
 import signal
 import statistics
+import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,6 +39,8 @@ from w4gen.runtime.warmup import warmup
 
 KINDS = ("graph", "eager", "prefill", "logits", "batch", "floor", "compiled")
 PLAIN, MERGED = "bf16", "+merged"
+AGAIN, LATE = 10.0, 60.0
+"""Seconds until what has no time left is told so again, and, after all of it was to be done, until the process is ended."""
 TINY = {
     "model_type": "qwen2", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 1, "vocab_size": 256, "tie_word_embeddings": True,
@@ -57,18 +61,24 @@ class Run:
     results: dict[str, Any] = field(default_factory=dict)
 
     def take(self, name: str, kind: str, seconds: float, measure: Callable[[], dict[str, Any]]) -> None:
-        """Note what `measure` gives within `seconds`, or why it gave nothing, and write all that is known."""
+        """Note what `measure` gives within `seconds`, or why it gave nothing, and write all that is known, also before."""
         if self.only and kind.split()[0] not in self.only:
             return
         start, into = time.perf_counter(), self.results["variants"].setdefault(name, {})
+        into[kind] = {"failed": "the process ended within it"}
+        write(self.out, self.results)
         try:
-            with bounded(min(seconds, self.ends - time.time())):
+            with bounded(min(seconds, self.left())):
                 into[kind] = measure()
-        except (RuntimeError, TimeoutError, ValueError, TypeError, AttributeError) as error:
+        except Exception as error:  # noqa: BLE001  whatever one measurement ends with, the others are to be had
             into[kind] = {"failed": f"{type(error).__name__}: {str(error).splitlines()[0][:300] if str(error) else ''}"}
         into[kind]["took_s"] = round(time.perf_counter() - start, 2)
         click.echo(f"{name} {kind}: {into[kind]}")
         write(self.out, self.results)
+
+    def left(self) -> float:
+        """Seconds that are left."""
+        return self.ends - time.time()
 
     def wait(self) -> None:
         """Wait for the GPU."""
@@ -78,7 +88,7 @@ class Run:
 
 @contextmanager
 def bounded(seconds: float) -> Iterator[None]:
-    """Raise `TimeoutError` in the body once it has taken so long; at once where no time is left."""
+    """Raise `TimeoutError` in the body once it has taken so long, and again where that is swallowed; at once without time."""
 
     def over(*_: Any) -> None:
         raise TimeoutError(f"not done in {seconds:.0f} s")
@@ -86,12 +96,22 @@ def bounded(seconds: float) -> Iterator[None]:
     if seconds <= 0:
         raise TimeoutError("no time was left")
     before = signal.signal(signal.SIGALRM, over)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def ended(seconds: float) -> Iterator[None]:
+    """End the process, saying where it was, if the body takes so long: a wait in C sees no signal."""
+    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def spoken(run: Run, decoder: Decoder, step: Callable[[], object], seconds: float = 5.0) -> dict[str, Any]:
@@ -162,6 +182,12 @@ def converted(run: Run, models: dict[str, torch.nn.Module], form: str) -> dict[s
     }
 
 
+def warmed(models: Iterable[torch.nn.Module], rows: Iterable[int]) -> dict[str, Any]:
+    """The kernels that models need for so many rows, compiled."""
+    told = warmup(torch.nn.ModuleList(models), rows, progress=False)
+    return {"kernels": told.compiled, "found": told.found}
+
+
 def compared(run: Run, model: torch.nn.Module) -> dict[str, Any]:
     """Relative errors of logits, after the prompt and one token later, to the same model's without kernels."""
     truth = copy.deepcopy(model)
@@ -205,15 +231,20 @@ def graphed(run: Run, decoder: Decoder) -> dict[str, Any]:
 
 
 def compiled(run: Run, decoder: Decoder, mode: str) -> dict[str, Any]:
-    """A step that Inductor compiled, in one CUDA graph."""
+    """A step that Inductor compiled, in one CUDA graph. The model is compiled whole, so that norms join across its layers.
+
+    Raises `RuntimeError` where it breaks into several graphs, or would be compiled again at a later token.
+    """
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     start, options = time.perf_counter(), {} if mode == "default" else {"mode": mode}
-    made = torch.compile(decoder.model, dynamic=False, **options)
+    step = decoder.by(torch.compile(decoder.model, dynamic=False, fullgraph=True, **options)).step
     decoder.again()
-    replay = captured(decoder.by(made).step)
+    step()
     seconds = time.perf_counter() - start
-    found = spoken(run, decoder, replay) | profiled(decoder, replay)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        replay = captured(step)
+        found = spoken(run, decoder, replay) | profiled(decoder, replay)
     return found | {
         "mode": mode,
         "compile_s": round(seconds, 1),
@@ -240,8 +271,9 @@ def measured(run: Run, models: dict[str, torch.nn.Module], batches: tuple[int, .
             run.take(name, "logits", 30, partial(compared, run, model))
     for name, model in models.items() if run.device.type == "cuda" else ():
         run.take(name, "floor", 30, partial(floors, run, model))
-    for name, decoder in decoders.items() if mode else ():
-        run.take(name, "compiled", 150, partial(compiled, run, decoder, mode))
+    for place, (name, decoder) in enumerate(decoders.items() if mode else ()):
+        share = run.left() / (len(decoders) - place)  # one that takes too long leaves the others theirs
+        run.take(name, "compiled", share, partial(compiled, run, decoder, mode))
     for batch, (name, model) in itertools.product(batches, models.items()):
         run.take(name, f"batch {batch}", 20, partial(batched, run, model, batch))
 
@@ -269,19 +301,18 @@ def main(
 ) -> None:
     """Measure a decoder in bf16 and in formats, on the GPU if there is one, and write what was measured."""
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-    run = Run(out, prompt, new, device, time.time() + budget, (*only, "memory") if only else ())
+    run = Run(out, prompt, new, device, time.time() + budget, (*only, "memory", "warmup") if only else ())
     asked = {"model": name, "prompt": prompt, "new": new, "about": MODELS[name]}
     run.results.update(facts("w4gen.bench.end_to_end") | asked | {"variants": {}})
-    with torch.no_grad():
+    with torch.no_grad(), ended(budget + LATE):
         models = {PLAIN: built(MODELS[name], torch.bfloat16, device, prompt + new)}
         run.take(PLAIN, "memory", 30, lambda: {"bytes": memory(models[PLAIN])})
         for form in forms:
             run.take(form, "memory", 60, partial(converted, run, models, form))
         if device.type == "cuda":
-            ours = torch.nn.ModuleList([each for form, each in models.items() if form != PLAIN])
             rows = (1, prompt, *(batches if not only or "batch" in only else ()))
-            told = warmup(ours, rows, progress=False)
-            run.results["warmup"] = {"kernels": told.compiled, "found": told.found, "seconds": round(told.seconds, 1)}
+            ours = [each for form, each in models.items() if form != PLAIN]
+            run.take(PLAIN, "warmup", 120, partial(warmed, ours, rows))
         measured(run, models, batches, mode)
 
 

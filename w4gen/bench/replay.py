@@ -10,8 +10,11 @@ from typing import Any
 
 import torch
 
-LINEAR = re.compile(r"gem[mv]|nvjet|splitk|dequant|add_parts|_mm", re.IGNORECASE)
-"""Kernels of linear layers, ours and the vendor's, by their names; attention is not among them."""
+LINEAR = re.compile(r"(?!triton_(?!tem)).*(gem[mv]|nvjet|splitk|dequant|add_parts|_mm)", re.IGNORECASE)
+"""Kernels of linear layers, ours and the vendor's, by their names; attention is not among them.
+
+Inductor names what it fuses after all operations that are near, multiplications too: only its templates multiply.
+"""
 
 
 def captured(call: Callable[[], object]) -> Callable[[], object]:
@@ -46,7 +49,7 @@ def split(spans: Sequence[tuple[str, float, float]], turns: int) -> dict[str, An
     A kernel that starts early waits for the one in front while both are seen to run: such time counts once, and not as the
     linear layer's.
     """
-    rest = [each for each in spans if not LINEAR.search(each[0])]
+    rest = [each for each in spans if not LINEAR.match(each[0])]
     whole, others = (busy(each[1:] for each in some) / turns for some in (spans, rest))
     longest = Counter[str]()
     for name, low, high in spans:
