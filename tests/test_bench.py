@@ -16,7 +16,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import w4gen
-from w4gen.bench import decoder, end_to_end, end_to_end_report, host, replay
+from w4gen.bench import decoder, end_to_end, end_to_end_report, host, replay, tokens
 
 
 def test_a_turn_is_of_every_call_in_each_round() -> None:
@@ -205,6 +205,33 @@ def test_logits_that_differ_are_told() -> None:
         layer.forward = lambda x: -plain(x)
         found = end_to_end.compared(run, model)
     assert min(found["prompt_error"], found["token_error"]) > 1e-2
+
+
+def test_tokens_that_differ_are_told_from_near_ties() -> None:
+    """The fallback answers what the model without kernels does; a layer with another weight does not."""
+    pytest.importorskip("transformers")
+    with torch.no_grad():
+        model = decoder.built(end_to_end.TINY | {"initializer_range": 0.2}, torch.bfloat16, torch.device("cpu"), 16)
+        w4gen.convert(model, "int4_g64", progress=False)
+        prompt = torch.arange(5)[None]
+        found = tokens.followed(model, prompt, 6)
+        assert found.same
+        assert len(set(found.tokens)) > 1
+        layer = model.model.layers[0].mlp.down_proj
+        plain = layer.forward
+        layer.forward = lambda x: -plain(x)
+        wrong = tokens.followed(model, prompt, 6)
+    assert not wrong.same
+    assert max(each.gap for each in wrong.otherwise) > 0.1
+
+
+def test_a_near_tie_is_one_that_16_bits_cannot_tell() -> None:
+    tie, wrong = tokens.Otherwise(3, 1e-3, 2e-3), tokens.Otherwise(5, 3e-3, 2e-3)
+    assert tokens.Followed((1, 2, 3, 4), (tie,)).same
+    assert str(tokens.Followed((1, 2, 3, 4), (tie,))).startswith("3 of 4 tokens are those without kernels, 1 near ties, 0 wrong")
+    assert not tokens.Followed((1, 2, 3, 4), (tie, wrong)).same
+    assert not tokens.Otherwise(0, float("nan"), 1.0).tie
+    assert not tokens.Otherwise(0, 0.0, float("nan")).tie
 
 
 MADE_UP = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -77,9 +78,15 @@ class Decoder:
     @classmethod
     def started(cls, model: torch.nn.Module, batch: int, prompt: int, new: int) -> Decoder:
         """After a random prompt of `prompt` tokens, with room for `new` ones."""
-        words, device = model.config.vocab_size, next(model.parameters()).device
-        tokens = torch.randint(0, words, (batch, prompt), generator=torch.Generator().manual_seed(0)).to(device)
-        made = cls(model, Cache(model, batch, prompt + new), tokens, torch.zeros(batch, 1, dtype=torch.int64, device=device))
+        words = model.config.vocab_size
+        return cls.after(model, torch.randint(0, words, (batch, prompt), generator=torch.Generator().manual_seed(0)), new)
+
+    @classmethod
+    def after(cls, model: torch.nn.Module, prompt: torch.Tensor, new: int) -> Decoder:
+        """After a prompt, i64[batch, tokens], with room for `new` tokens."""
+        device, (batch, tokens) = next(model.parameters()).device, prompt.shape
+        token = torch.zeros(batch, 1, dtype=torch.int64, device=device)
+        made = cls(model, Cache(model, batch, tokens + new), prompt.to(device), token)
         made.prefill()
         return made
 
@@ -116,3 +123,11 @@ class Plain(torch.nn.Module):
         bias = self.layer.bias
         y = linear(x.float(), self.layer.weight.dequantize(), None if bias is None else bias.float())
         return y.to(x.dtype)
+
+
+def without_kernels(model: torch.nn.Module) -> torch.nn.Module:
+    """A copy of a model, its w4gen layers in `Plain`."""
+    twin = copy.deepcopy(model)
+    for name, layer in [each for each in twin.named_modules() if isinstance(each[1], Linear)]:
+        twin.set_submodule(name, Plain(layer))
+    return twin

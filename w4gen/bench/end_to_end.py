@@ -26,7 +26,7 @@ from typing import Any
 import click
 import torch
 
-from w4gen.bench.decoder import Decoder, Plain, built
+from w4gen.bench.decoder import Decoder, built, without_kernels
 from w4gen.bench.facts import facts, write
 from w4gen.bench.floors import floor
 from w4gen.bench.replay import captured, kernels
@@ -190,10 +190,7 @@ def warmed(models: Iterable[torch.nn.Module], rows: Iterable[int]) -> dict[str, 
 
 def compared(run: Run, model: torch.nn.Module) -> dict[str, Any]:
     """Relative errors of logits, after the prompt and one token later, to the same model's without kernels."""
-    truth = copy.deepcopy(model)
-    for name, layer in [each for each in truth.named_modules() if isinstance(each[1], Linear)]:
-        truth.set_submodule(name, Plain(layer))
-    ours, theirs = (Decoder.started(each, 1, run.prompt, 2) for each in (model, truth))
+    ours, theirs = (Decoder.started(each, 1, run.prompt, 2) for each in (model, without_kernels(model)))
     theirs.token.copy_(ours.token)
     pairs = {"prompt": (ours.prefill(), theirs.prefill())}
     theirs.token.copy_(ours.token)
