@@ -43,6 +43,24 @@ def test_spans_that_overlap_count_once() -> None:
     found = replay.split(spans * 2, 1)
     assert (found["linears_us"], found["rest_us"], found["kernels"]) == (7, 5, 8)
     assert found["longest_us"]["gemv_half"] == 12
+    assert found["sorts_us"] == {"pointwise": 8, "attention": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "sort"),
+    [
+        ("void at::native::elementwise_kernel<128, 4, at::native::gpu_kernel_impl_nocast<at::native:", "strided"),
+        ("void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(at::Tenso", "copies"),
+        ("elementwise_kernel<128, 4, gpu_kernel_impl_nocast<direct_copy_kernel_cuda", "strided"),
+        ("vectorized_elementwise_kernel<8, CUDAFunctor_add<c10::BFloat16>", "pointwise"),
+        ("reduce_kernel<512, 1, ReduceOp<float, MeanOps<float", "reductions"),
+        ("cudnn_generated_fort_native_sdpa_sm80_flash_fprop_wmma_f16", "attention"),
+        ("triton_red_fused_add_mm_pow_rsqrt_3", "fused by Inductor"),
+    ],
+)
+def test_other_kernels_are_told_apart_by_name(name: str, sort: str) -> None:
+    assert replay.sort_of(name) == sort
+    assert replay.sorts({name: 2.04, "gemv_mma": 5.0}) == {sort: 2.0}
 
 
 @pytest.mark.parametrize(
@@ -246,8 +264,15 @@ MADE_UP = {
         "int4_g128": {
             "memory": {"bytes": 1_050_000_000, "stored_bytes": 1_000_000_000, "peak_more_bytes": 0, "largest_layer_bytes": 2**20},
             "eager": {"tokens_s": 60.0, "token_us": 16666.0}, "logits": {"prompt_error": 0.001, "token_error": 0.002},
-            "graph": {"tokens_s": 500.0, "token_us": 2000.0, "linears_us": 1000.0, "rest_us": 700.0},
-            "floor": {"floor_us": 800.0}, "prefill": {"ms": 11.0}, "batch 16": {"tokens_s": 4000.0},
+            "graph": {
+                "tokens_s": 500.0, "token_us": 2000.0, "linears_us": 1000.0, "rest_us": 700.0, "kernels": 90,
+                "longest_us": {"gemv_mma": 900.0, "void at::native::reduce_kernel<512": 300.0, "fmha": 250.0},
+            },
+            "floor": {"floor_us": 800.0}, "batch 16": {"tokens_s": 4000.0},
+            "prefill": {
+                "ms": 11.0, "linears_us": 8000.0, "rest_us": 2000.0, "kernels": 80,
+                "longest_us": {"triton_red": 5.0}, "sorts_us": {"fused by Inductor": 2000.0},
+            },
         },
     },
 }  # fmt: skip
@@ -261,7 +286,9 @@ def test_the_page_explains_where_the_time_of_a_token_goes(tmp_path: Path) -> Non
     page = end_to_end_report.document(tmp_path)
     assert "| int4_g128 | 60 (1.20 ×) | 500 (2.00 ×) |  | 4,000 |" in page
     assert "| int4_g128 | 800.0 | 200.0 | 700.0 | 300.0 | 14,666.0 | 80% |" in page
-    assert "| int4_g128 | 11.00 | 1.10 | 1,050 | 1.05 | 0 | 1 | 1.0e-03 | 2.0e-03 |" in page
+    assert "| int4_g128, graph | 90 | 300.0 | 250.0 |  | 150.0 |" in page
+    assert "| int4_g128, prefill | 80 |  |  | 2,000.0 | 0.0 |" in page
+    assert "| int4_g128 | 11.00 | 1.10 | 8.00 | 1,050 | 1.05 | 0 | 1 | 1.0e-03 | 2.0e-03 |" in page
     assert "- bf16, compiled: TimeoutError: not done in 150 s" in page
     assert "| 8 → 4 | 1 | f | float16 | 15.0 | 7.5 | 12.0 | 13.0 | 0.50 |" in page
     assert "look-up 0.30" in page

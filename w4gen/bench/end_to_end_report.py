@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from w4gen.bench.replay import sorts
 from w4gen.paths import CHECKOUT
 
 INTRO = """# End to end
@@ -21,6 +22,12 @@ only formed inside it.
 included, and of everything else. *floor* is what it takes to read the stored weights of the linear layers once, by the fastest
 kernels that do nothing else. *gaps* is the rest of a step in the graph, where no kernel runs. *host* is what an eager step takes
 beyond that.
+
+Formats change the linear layers alone. The *rest* is the model's own and about the same in every row; its kernels are told apart
+by name. *strided* is pointwise work on operands that do not lie in one run: what grows there with the batch is, in a model whose
+heads share keys and values, that Transformers copies these for each head before attention. *reductions* are norms. Each kernel of
+the rest is short, so that launches and gaps go with the count of kernels: that is what merged layers (fewer linear kernels) and
+Inductor (fewer of the others) take away. The larger the rest, the nearer all ratios are to 1.
 """
 MODES = ("eager", "graph", "compiled")
 
@@ -87,6 +94,28 @@ def gaps(variants: Mapping[str, Any]) -> str:
     return rows(["µs of a token, in the graph", *causes, "linears: % of floor"], lines) if lines else ""
 
 
+def rest(variants: Mapping[str, Any]) -> str:
+    """What kernels that are of no linear layer do, by variant and mode; of older runs, which noted the longest alone, those."""
+    told = {
+        f"{name}, {kind}": each.get("sorts_us") or sorts(each["longest_us"])
+        for name, variant in variants.items()
+        for kind, each in variant.items()
+        if each.get("longest_us")
+    }
+    known = list(dict.fromkeys(sort for each in told.values() for sort in each))
+    lines = []
+    for label, each in told.items():
+        variant, kind = label.rsplit(", ", 1)
+        of = variants[variant][kind]
+        beyond = max(0.0, of["rest_us"] - sum(each.values()))
+        lines.append([label, str(of["kernels"]), *(number(each.get(sort), 1) for sort in known), number(beyond, 1)])
+    return (
+        rows(["µs of kernels that are of no linear layer", "kernels, all", *known, "not among the longest"], lines)
+        if lines
+        else ""
+    )
+
+
 def others(variants: Mapping[str, Any]) -> str:
     """Prefill, memory, and how near logits are to those without kernels."""
     plain, lines = next(iter(variants.values())), []
@@ -95,8 +124,10 @@ def others(variants: Mapping[str, Any]) -> str:
         size, held = found(each, "memory", "bytes"), found(each, "memory", "stored_bytes")
         peak, largest = (found(each, "memory", kind) for kind in ("peak_more_bytes", "largest_layer_bytes"))
         errors = [found(each, "logits", f"{kind}_error") for kind in ("prompt", "token")]
+        linears = found(each, "prefill", "linears_us")
         lines.append([
-            name, number(ms, 2), ratio(ms, found(plain, "prefill", "ms")), number(size and size / mega), ratio(size, held),
+            name, number(ms, 2), ratio(ms, found(plain, "prefill", "ms")), number(linears and linears / 1e3, 2),
+            number(size and size / mega), ratio(size, held),
             number(peak and peak / mega), number(largest and largest / mega),
             *("" if error is None else f"{error:.1e}" for error in errors),
         ])  # fmt: skip
@@ -104,6 +135,7 @@ def others(variants: Mapping[str, Any]) -> str:
         "",
         "prefill ms",
         "× the first",
+        "of it linears ms",
         "MB",
         "× stored",
         "peak MB more",
@@ -135,7 +167,7 @@ def section(facts: Mapping[str, Any]) -> str:
     """One run."""
     variants = facts["variants"]
     title = f"## {facts['model']}: a prompt of {facts['prompt']} tokens, {facts['new']} new ones"
-    parts = [title, where(facts), speeds(variants), gaps(variants), others(variants), failures(variants)]
+    parts = [title, where(facts), speeds(variants), gaps(variants), rest(variants), others(variants), failures(variants)]
     return "\n\n".join(part for part in parts if part)
 
 
