@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from w4gen.errors import ForbiddenError, ToolchainError, W4Error
 from w4gen.formats import FAMILIES, named
 from w4gen.ir.layout import rows
 from w4gen.ir.problem import EVERY, Problem
+from w4gen.ir.types import BF16
 from w4gen.schedule.arch import ARCHES
 
 SHAPES = {
@@ -79,6 +82,67 @@ def test_the_kernel_of_every_m_compiles(form: str, template: str, arch: str) -> 
 def test_an_epilogue_compiles(m: tuple[int, int], arch: str, options: dict[str, object]) -> None:
     kernel = pipeline.compile(Problem(m=m, n=4096, k=4096, format=named("int4_g128"), bias=True, **options), ARCHES[arch])
     check(toolchain.build(kernel, ARCHES[arch]), arch)
+
+
+FUSED = {
+    "one row": ((1, 1), 17920, 1536, "int4_g128", "gemv_mma"),
+    "looked up": ((9, 16), 17920, 1536, "nf4_g64", "gemv_mma"),
+    "nested": ((1, 1), 17920, 1536, "nvfp4", "gemv_mma"),
+    "tiles of 64": ((49, 64), 17920, 1536, "int4_g128", "gemm_wgmma"),
+    "tiles of 256": ((257, 512), 17920, 1536, "int4_g128", "gemm_wgmma"),
+    "zeros": ((257, 512), 17920, 1536, "uint4_g128_z", "gemm_wgmma"),
+    "shared k": ((129, 256), 512, 4096, "int4_g128", "gemm_wgmma"),
+}
+"""M, N, K, a format, and the fast template that ends its sums: by itself, or where programs share k, in a second function."""
+QUICK = [("one row", "silu_mul", False), ("tiles of 256", "silu_mul", False)]
+SLOW = [(how, *end) for how in FUSED for end in (("gelu_tanh", False), ("silu_mul", False), ("silu", True))]
+
+
+@pytest.mark.parametrize(
+    ("how", "activation", "residual"),
+    [*QUICK, *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW if each not in QUICK)],
+)
+def test_an_epilogue_of_a_fast_template_compiles_without_spills(how: str, activation: str, residual: bool) -> None:
+    m, n, k, form, template = FUSED[how]
+    ends = {"bias": True, "activation": activation, "residual": residual}
+    kernel = pipeline.compile(Problem(m=m, n=n, k=k, format=named(form), x=BF16, y=BF16, **ends), ARCHES["sm_90"])
+    if residual and template == "gemm_wgmma":
+        assert kernel.name != template  # it has no room for one
+        return
+    assert kernel.name == template
+    assert ("add_parts" in kernel.source) == (how == "shared k")
+    assert not any(binary.spills for binary in toolchain.build(kernel, ARCHES["sm_90"]).values())
+
+
+LANES = """
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+PRODUCT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 16, 16]))
+IN_LANES = gl.constexpr([[0, 2], [0, 4], LANES])
+PLACES = gl.constexpr(gl.DistributedLinearLayout([[0, 1], [8, 0], [0, 8]], IN_LANES.value, [[16, 0], [32, 0]], [], [64, 16]))
+
+
+@gluon.jit
+def lanes(y_ptr):
+    moved = gl.convert_layout(gl.zeros([64, 16], gl.float32, PRODUCT), PLACES, assert_trivial=True)
+    at = gl.arange(0, 64, gl.SliceLayout(1, PLACES))[:, None] * 16 + gl.arange(0, 16, gl.SliceLayout(0, PLACES))[None, :]
+    gl.store(y_ptr + at, moved)
+"""
+
+
+@pytest.mark.parametrize(("lanes", "right"), [("[1, 0], [2, 0], [4, 0]", True), ("[2, 0], [1, 0], [4, 0]", False)])
+def test_rows_of_a_pair_are_in_lanes_four_apart(lanes: str, right: bool, tmp_path: Path) -> None:
+    """What gemm_wgmma's exchange between lanes takes for granted: the third bit of a lane is the lowest of a row."""
+    (tmp_path / "lanes.py").write_text(LANES.replace("LANES]", f"{lanes}]"))
+    code = (
+        "import triton, lanes; from triton.backends.compiler import GPUTarget; "
+        "from triton.experimental.gluon._runtime import GluonASTSource; "
+        "triton.compile(GluonASTSource(lanes.lanes, {'y_ptr': '*fp32'}, {}), target=GPUTarget('cuda', 90, 32))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert (done.returncode == 0) == right, done.stderr
+    assert right or "trivial" in done.stderr
 
 
 @pytest.mark.parametrize("form", ["uint4_g128_z", "uint4_g32_m", "int8_g128", "e2m1_g32"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from w4gen.api import parse_shape, problem_of
@@ -23,6 +24,7 @@ KERNELS: dict[str, tuple[str, str, dict[str, object]]] = {
     "m8_nvfp4_long": ("8x28672x8192", "nvfp4", SM_90),
     "m64_int4_g128": ("64x4096x4096", "int4_g128", SM_90),
     "m200_int4_g128_wgmma": ("200x4096x4096", "int4_g128", SM_90),
+    "m200_int4_g128_wgmma_pairs": ("200x4096x4096", "int4_g128", {"activation": "silu_mul", **SM_90}),
     "m1_nf4_g64_ragged_bias": ("1x1000x37", "nf4_g64", {"bias": True}),
     "m16_nf4_g64": ("16x1536x256", "nf4_g64", SM_80),
     "m1_int4_g128_bf16": ("1x1536x256", "int4_g128", {"dtype": "bfloat16"}),
@@ -42,7 +44,8 @@ def source(name: str) -> str:
     arch = ARCHES[str(options.get("arch", "portable"))]
     m, k, n = parse_shape(shape)
     kind, bias, gradient = str(options.get("dtype", "float16")), bool(options.get("bias")), bool(options.get("gradient"))
-    program = lower(problem_of(m=m, n=n, k=k, format=form, dtype_name=kind, bias=bias, gradient=gradient))
+    problem = problem_of(m=m, n=n, k=k, format=form, dtype_name=kind, bias=bias, gradient=gradient)
+    program = lower(replace(problem, activation=str(options.get("activation", ""))))
     return made(program, pick(program, able(arch)), arch).source
 
 

@@ -387,6 +387,21 @@ def test_sums_make_up_for_the_power_that_decoding_left_out(name: str, power: int
         rendered(asked(m=(1, 1), format=named(name)), FAST_HALF)
 
 
+@pytest.mark.parametrize("options", [{"activation": "silu_mul"}, {"activation": "relu"}, {"residual": True}], ids=str)
+def test_halves_store_sums_as_they_are(options: dict[str, object]) -> None:
+    with pytest.raises(TemplateError, match="take gemv_mma for an activation or a residual"):
+        rendered(asked(m=(1, 1), format=named("int4_g128"), **options), FAST_HALF)
+
+
+def test_wgmma_adds_a_residual_only_where_programs_share_k() -> None:
+    problem = asked(m=(129, 256), n=256, k=4096, format=named("int4_g128"))
+    schedule = pick(lower(problem), ARCHES["sm_90"])
+    assert (schedule.template, schedule.split_k > 1) == ("gemm_wgmma", True)
+    assert "residual_ptr" in rendered(replace(problem, residual=True), schedule).source
+    with pytest.raises(TemplateError, match="gemm_wgmma adds no residual, unless programs share k: take gemm"):
+        rendered(replace(problem, residual=True), replace(schedule, split_k=1))
+
+
 def test_gemm_refuses_rows_of_blocks_that_are_not_neighbours() -> None:
     layout = Layout.parse("n8@512,n2@4,n2@98304,n8@196608,k2@16,k4@128,k2@8,k2@32,k2@64,k24@4096;4/32")
     with pytest.raises(TemplateError, match="its blocks of rows are no single run"):

@@ -533,10 +533,13 @@ def test_outputs_beyond_the_programs_of_a_grid_are_left_to_the_vendor() -> None:
 
 @pytest.mark.parametrize("options", [{"activation": "gelu"}, {"residual": True}, {"activation": "silu_mul"}])
 @pytest.mark.parametrize("m", [(1, 1), (2, 8)])
-def test_what_is_done_to_sums_is_left_to_portable_templates(m: tuple[int, int], options: dict[str, object]) -> None:
+def test_what_is_done_to_sums_is_done_by_fast_templates_too(m: tuple[int, int], options: dict[str, object]) -> None:
+    """But for halves, which store sums as they are, and for a residual of many rows."""
     plain = Problem(m=m, n=4096, k=4096, format=named("int4_g128"))
     assert pick(lower(plain), ARCHES["sm_90"]).template in FAST
-    assert pick(lower(replace(plain, **options)), ARCHES["sm_90"]).template == "gemm"
+    assert pick(lower(replace(plain, **options)), ARCHES["sm_90"]).template == "gemv_mma"
+    many = pick(lower(replace(plain, m=(257, 512), **options)), ARCHES["sm_90"]).template
+    assert many == ("dequant" if "residual" in options else "gemm_wgmma")
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from w4gen.codegen import ptx, tl
+from w4gen.codegen import epilogue, ptx, tl
 from w4gen.codegen.gluon import GluonPrinter
 from w4gen.codegen.printer import constants
 from w4gen.codegen.scales import in_gluon
 from w4gen.codegen.walk import Walk
 from w4gen.errors import TemplateError
 from w4gen.ir.groups import together
+from w4gen.ir.problem import PAIRED
 from w4gen.ir.program import Program
 from w4gen.ir.tile import Dot
 from w4gen.ir.types import F16
@@ -29,6 +30,7 @@ class MmaPrinter(GluonPrinter):
     def calls(self) -> dict[str, Any]:
         each = self.blocks["m"] * 128
         own = {"ring": self.ring, "ring_bytes": self.ring * self.schedule.warps * each, "pair": self.pair}
+        own["near"] = 2 if self.activation == PAIRED else 1
         return super().calls() | own | {"laps": self.laps}
 
     @property
@@ -140,7 +142,7 @@ class MmaPrinter(GluonPrinter):
         return f"sums = ({sums})\nacc = replaced(acc, row * TILES + tile, sums)"
 
     def store(self) -> str:
-        """Multiply by what the sums were left without, a power of two and a scale for all k; add the bias, round and write."""
+        """Multiply by what the sums were left without, a power of two and a scale for all k; add the bias, do the rest, write."""
         lines = [f"total *= 2.0**{self.how.power}"] if self.how.power else []
         if "rescaled" in self.program.graph:
             above = self.program.operands("rescaled")["scale"]
@@ -148,7 +150,15 @@ class MmaPrinter(GluonPrinter):
             lines += [in_gluon(line) for line in Walk(self.program, above, 1).load(above)]
             lines.append(f"total *= {tl.variable(above)}.to(gl.float32)")
         lines += self.added()
-        return "\n".join([*lines, f"gl.store(y_ptr + m * N + n, total.to({self.kind}), mask=(m < m_count) & (n < N))"])
+        at, there = "m * N + n", "(m < m_count) & (n < N)"
+        if self.activation == PAIRED:
+            pairs = {"at": "m * (N // 2) + n // 2", "there": there}
+            lines += ["gate, up = gl.split(total.reshape([8, 8, 2]))", in_gluon(f"total = {epilogue.text('silu', 'gate')} * up")]
+            lines += [f"{name}, _ = gl.split(({text}).reshape([8, 8, 2]))" for name, text in pairs.items()]
+            at, there = "at", "there"
+        else:
+            lines += self.finished("total", at, there)
+        return "\n".join([*lines, f"gl.store(y_ptr + {at}, total.to({self.kind}), mask={there})"])
 
 
 class HalfPrinter(GluonPrinter):
@@ -161,6 +171,8 @@ class HalfPrinter(GluonPrinter):
 
     def __init__(self, program: Program, schedule: Schedule, features: frozenset[str] = frozenset()) -> None:
         super().__init__(program, schedule, features)
+        if self.activation or "residual" in program.operands(self.out):
+            raise TemplateError("gemv_half stores sums as they are: take gemv_mma for an activation or a residual")
         if self.blocks["m"] != 1 or self.apart or program.problem.format.minifloat:
             asked = f"block_m={self.blocks['m']} of {program.problem.format}"
             raise TemplateError(f"gemv_half multiplies one row of x by whole halves of one scale, not {asked}: take gemv_mma")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import takewhile
 from typing import Any
 
-from w4gen.codegen import ptx, tl
+from w4gen.codegen import epilogue, ptx, tl
 from w4gen.codegen.blocks import Order
 from w4gen.codegen.printer import constants
 from w4gen.codegen.scales import ScalePrinter, in_gluon, tuple_of
@@ -27,8 +27,6 @@ class GluonPrinter(ScalePrinter):
 
     def __init__(self, program: Program, schedule: Schedule, features: frozenset[str] = frozenset()) -> None:
         super().__init__(program, schedule, features)
-        if self.activation or "residual" in program.operands(self.out):
-            raise TemplateError(f"{schedule.template} stores sums as they are: an activation or a residual is for gemm")
         layout = tl.order(program, "codes")
         self.order = Order(layout, 2)
         self.how, self.bits = tl.decoding(program), program.problem.format.bits
@@ -79,7 +77,7 @@ class GluonPrinter(ScalePrinter):
     def constants(self) -> str:
         """Sizes of the problem, of a step and of what the warps share."""
         rows = [
-            ("N", self.program.tile(self.out).sizes["n"], "outputs"),
+            ("N", self.sums, "outputs"),
             ("K", self.program.tile("x").sizes["k"], "inputs"),
             ("ROWS", self.blocks["n"] // 16, "times 16 outputs per program"),
             ("BLOCK_K", self.step_k, f"inputs per step, under {'one scale' if self.groups == 1 else f'{self.groups} scales'}"),
@@ -190,6 +188,17 @@ class GluonPrinter(ScalePrinter):
     def kind(self) -> str:
         """The type of y."""
         return tl.type_of(self.program.tile(self.out)).replace("tl.", "gl.")
+
+    def finished(self, value: str, at: str, inside: str) -> list[str]:
+        """Lines that apply the activation to `value` and add the residual `at` its place, where there are any."""
+        lines, roles = [], self.program.operands(self.out)
+        if self.activation:
+            lines.append(in_gluon(f"{value} = {epilogue.text(self.activation, value)}"))
+        if "residual" in roles:
+            self.ledger.update(tl.chain(self.program, roles["residual"]))
+            lines.append(f"residual = gl.load(residual_ptr + {at}, mask={inside}, other=0.0)")
+            lines.append(f"{value} += residual.to(gl.float32)")
+        return lines
 
     def added(self, n: str = "n", total: str = "total", spread: str = "") -> list[str]:
         """Lines that add the bias of outputs `n` to `total`."""

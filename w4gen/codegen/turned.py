@@ -90,4 +90,6 @@ class TurnedPrinter(WgmmaPrinter):
     def store(self) -> str:
         """Round and write."""
         self.ledger[self.out] += 1
-        return "\n".join(self.written_to("k", "column", "K", "start.to(gl.int64)", f"acc.to({self.kind})"))
+        return "\n".join(
+            self.written_to("k", "column", "K", "start.to(gl.int64)", f"gl.convert_layout(acc.to({self.kind}), STORE)")
+        )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from w4gen.codegen import tl
+from w4gen.codegen import epilogue, tl
 from w4gen.codegen.blocks import SumsPrinter
 from w4gen.codegen.gluon import GluonPrinter
 from w4gen.codegen.printer import constants
 from w4gen.codegen.scales import in_gluon
 from w4gen.errors import TemplateError
+from w4gen.ir.problem import PAIRED
 from w4gen.ir.program import Program
 from w4gen.ir.tile import Dot, Op, Space
 from w4gen.schedule.many import SCALES
@@ -38,6 +39,8 @@ class WgmmaPrinter(SumsPrinter, GluonPrinter):
                 f"{schedule.template} multiplies pairs of weights by pairs of scales in {problem.x}, which do not hold those of "
                 f"{problem.format.label}: take {self.PLAIN}"
             )
+        if problem.residual and schedule.split_k == 1:
+            raise TemplateError(f"{schedule.template} adds no residual, unless programs share k: take {self.PLAIN}")
         if schedule.warps != 4 or schedule.teams * self.EACH[0] != self.blocks[self.SHARED]:
             asked = f"warps={schedule.warps} teams={schedule.teams} block_{self.SHARED}={self.blocks[self.SHARED]}"
             raise TemplateError(f"{schedule.template} has teams of 4 warps for {self.EACH[0]} {self.EACH[1]}, not {asked}")
@@ -80,12 +83,13 @@ class WgmmaPrinter(SumsPrinter, GluonPrinter):
             "registers": self.registers,
             "finish": self.finish,
             "along": self.ALONG,
+            "in_pairs": self.in_pairs,
         }
 
     def constants(self) -> str:
         """Sizes of the problem, of a step and of what is in flight."""
         rows = [
-            ("N", self.program.tile(self.out).sizes["n"], "outputs"),
+            ("N", self.sums, "outputs"),
             ("K", self.program.tile("x").sizes["k"], "inputs"),
             ("BLOCK_M", self.blocks["m"], "rows of x per program"),
             ("BLOCK_K", self.step_k, "inputs per step"),
@@ -150,24 +154,49 @@ class WgmmaPrinter(SumsPrinter, GluonPrinter):
         return f"done = hopper.warpgroup_mma_wait(0, deps=[acc, {left}])\nacc = done[0]"
 
     def store(self) -> str:
-        """Add the bias, round and write; or write the partial sums."""
-        split, lines = "parts" in self.program.graph, []
-        value, place = "acc", "(share.to(gl.int64) * m_count + start)"
-        if not split:
-            lines = [
-                "column = row * 64 + gl.arange(0, 64, gl.SliceLayout(1, PRODUCT))",
-                *self.added("column", "acc", "[:, None]"),
-            ]
-            value, place = f"acc.to({self.kind})", "start.to(gl.int64)"
-        return "\n".join([*(lines if len(lines) > 1 else []), *self.written_to("n", "row", "N", place, value)])
+        """Add the bias, apply the activation, round and write; or write the partial sums."""
+        lines, value, place = [], "acc", "(share.to(gl.int64) * m_count + start)"
+        wide, layout = "N", "STORE"
+        if "parts" not in self.program.graph:
+            lines, value, place = self.ended(), f"acc.to({self.kind})", "start.to(gl.int64)"
+        value = f"gl.convert_layout({value}, STORE)"
+        if self.in_pairs:
+            wide, layout = "(N // 2)", "PAIRS"
+            lines.append(f"y, _ = gl.split({value}.reshape([32, 2, BLOCK_M]).permute([0, 2, 1]))")
+            value = "gl.convert_layout(y, PAIRS, assert_trivial=True)"
+        return "\n".join([*lines, *self.written_to("n", "row", wide, place, value, layout)])
 
-    def written_to(self, axis: str, part: str, size: str, place: str, value: str) -> list[str]:
-        """Lines that write a team's sums [64, BLOCK_M] to rows of y."""
+    @property
+    def in_pairs(self) -> bool:
+        """Whether pairs of outputs become one here."""
+        return self.activation == PAIRED and "parts" not in self.program.graph
+
+    def ended(self) -> list[str]:
+        """Lines that add the bias to the sums and apply the activation, of pairs to both of their rows.
+
+        Neighbouring rows are in lanes four apart.
+        """
+        lines = self.added("column", "acc", "[:, None]")
+        if not self.in_pairs:
+            lines += self.finished("acc", "", "")
+        else:
+            lines += [
+                'other = gl.inline_asm_elementwise(SWAP, "=f,f", [acc], dtype=gl.float32, is_pure=True, pack=1)',
+                "gate = gl.where((column % 2 == 0)[:, None], acc, other)",
+                "up = gl.where((column % 2 == 0)[:, None], other, acc)",
+                in_gluon(f"acc = {epilogue.text('silu', 'gate')} * up"),
+            ]
+        column = "column = row * 64 + gl.arange(0, 64, gl.SliceLayout(1, PRODUCT))"
+        return [column, *lines] if any("column" in line for line in lines) else lines
+
+    def written_to(self, axis: str, part: str, size: str, place: str, value: str, layout: str = "STORE") -> list[str]:
+        """Lines that write a team's values, 64 (or of pairs 32) by BLOCK_M, to rows of y."""
+        each = 64 if layout == "STORE" else 32
         return [
-            f"{axis} = {part} * 64 + gl.arange(0, 64, gl.SliceLayout(1, STORE))[:, None]",
-            "m = gl.arange(0, BLOCK_M, gl.SliceLayout(0, STORE))[None, :]",
+            f"{axis} = {part} * {each} + gl.arange(0, {each}, gl.SliceLayout(1, {layout}))[:, None]",
+            f"m = gl.arange(0, BLOCK_M, gl.SliceLayout(0, {layout}))[None, :]",
             f"at = {place} * {size} + (m * {size} + {axis})",
-            f"gl.store(out_ptr + at, gl.convert_layout({value}, STORE), mask=(m < m_count - start) & ({axis} < {size}))",
+            f"gl.store(out_ptr + at, {value}, mask=(m < m_count - start) & ({axis} < {size}))",
         ]
 
     def fixed(self) -> dict[str, Op]:

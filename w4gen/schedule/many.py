@@ -23,7 +23,7 @@ def many(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
     None for what gemm_wgmma does not take: scales that a pair of x's type, or two, do not hold, zeros after scaling, codebooks.
     """
     form, group, held = problem.format, padded_group(problem, layout), layout.size("k")
-    if not multiplied_in_pairs(problem, arch) or problem.k % 8 or problem.epilogue:
+    if not multiplied_in_pairs(problem, arch) or problem.k % 8 or problem.residual:
         return None
     if problem.m[0] not in WGMMA or not readable(layout, form, arch) or layout.row_units() is not None:
         return None

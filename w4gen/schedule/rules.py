@@ -148,12 +148,12 @@ def _fast(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
     beside = single and plain_scale and form.zero_mode in (None, "integer") and not isinstance(form.zero, Format)
     if "gluon" not in arch.features or not exact or not block_k or not (beside or alone) or problem.k % 8:
         return None
-    if problem.far or problem.epilogue:
-        return None  # their offsets have 32 bits, and they store sums as they are
+    if problem.far:
+        return None  # their offsets have 32 bits
     plain = not looked_up and form.zero is None and bool(single)  # what gemm is as fast for: others it scales weight by weight
     if m > 32 or (plain and ((m > 8 and k > (4096 if block_k == 128 else 8192)) or (m > 16 and n * k > 2**22))):
         return None  # each program would read too much of x: gemm reads it once for more outputs
-    if problem.m == (1, 1) and problem.x == F16 and form.bits <= 4 and form.affine and beside:
+    if problem.m == (1, 1) and problem.x == F16 and form.bits <= 4 and form.affine and beside and not problem.epilogue:
         return _halves(problem, block_k, arch)
     tiles, steps = -(-min(m, 32 if plain or small_steps else 16) // 8), -(-k // block_k)
     rows = 2 if layout.size("n") % 32 == 0 and n >= (16384 if looked_up and tiles > 1 else 8192) else 1
