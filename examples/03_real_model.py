@@ -212,10 +212,12 @@ def report(name: str, tokenizer: Any, model: Any, ids: torch.Tensor, base: float
 
 
 def compare(name: str, tokenizer: Any, model: Any, count: int) -> bool:
-    """Print whether greedy tokens are those of the model without kernels, and then with layers of one x launched as one."""
+    """Print whether greedy tokens are those of the model without kernels; also with layers of one x as one, and gated."""
     found = [(name, followed(model, asked(tokenizer), count))]
-    merged = w4gen.merge(model).merged
-    found += [(f"{name}, {len(merged)} merged", followed(model, asked(tokenizer), count))] if merged else []
+    for how, gated in (("merged", False), ("gated", True)):
+        twin = copy.deepcopy(model)
+        merged = w4gen.merge(twin, gated).merged
+        found += [(f"{name}, {len(merged)} {how}", followed(twin, asked(tokenizer), count))] if merged else []
     for told, each in found:
         print(f"{'':12} {told}: {each}", flush=True)
     return all(each.same for _, each in found)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from w4gen.models import Skipped
+from w4gen.runtime.gated import NAMES, Gated, refusal
 from w4gen.runtime.linear import Linear
 from w4gen.runtime.shared import shared
 
@@ -43,6 +44,13 @@ class Merged:
     n: int
     k: int
     format: str
+    activation: str = ""
+    """What is done to their sums in the same launch."""
+
+    @property
+    def fewer(self) -> int:
+        """Launches that are saved: of an activation of pairs, it and its multiplication too."""
+        return len(self.names) - 1 + 2 * bool(self.activation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +61,7 @@ class Merges:
     skipped: tuple[Skipped, ...] = ()
 
     def __str__(self) -> str:
-        launches = sum(len(each.names) - 1 for each in self.merged)
+        launches = sum(each.fewer for each in self.merged)
         lines = [f"{len(self.merged)} groups of layers merged: {launches} launches fewer"]
         reasons: dict[str, list[str]] = {}
         for each in self.skipped:
@@ -61,14 +69,29 @@ class Merges:
         return "\n".join([*lines, *(f"skipped {names[0]} and {len(names) - 1} more: {why}" for why, names in reasons.items())])
 
 
-def merge(model: torch.nn.Module) -> Merges:
+def merge(model: torch.nn.Module, gated: bool = False) -> Merges:
     """Launch layers of `model` that read the same x as one, in place: names, state dicts and results stay as they were.
 
     For q_proj, k_proj and v_proj, and gate_proj and up_proj, that `convert` made w4gen layers of. Their module's `forward` must
     call each of them once, unconditionally, with one argument that it never changes: its source is read. Others are skipped with
     the reason. Where a buffer is swapped later, layers answer for themselves again. A second call does nothing.
+
+    With `gated`, an MLP that is `down_proj(act_fn(gate_proj(x)) * up_proj(x))`, act_fn being SiLU, becomes a `Gated`: gate and up
+    are multiplied in their launch, before they are rounded. State dicts stay as they were; gate_proj and up_proj are no modules
+    any more.
     """
     merged, skipped, count = [], [], Counter(id(each) for _, each in model.named_modules(remove_duplicate=False))
+    for path, module in list(model.named_modules()) if gated else ():
+        if type(getattr(module, "gate_proj", None)) is Linear:
+            problem = _ungated(path, module, count)
+            if problem:
+                skipped.append(Skipped(f"{path}.gate_proj".lstrip("."), problem))
+                continue
+            made = Gated(module.gate_proj, module.up_proj, module.down_proj)
+            model.set_submodule(path, made)
+            whole = made.gate_up
+            merged.append(Merged(tuple(f"{path}.{name}" for name in NAMES), whole.out_features, whole.in_features,
+                                 whole.format.label, whole.activation))  # fmt: skip
     for path, module in list(model.named_modules()):
         for names in TOGETHER:
             layers = {name: getattr(module, name, None) for name in names}
@@ -98,16 +121,67 @@ def _refusal(module: torch.nn.Module, layers: Mapping[str, object], count: Mappi
     return "the forward of their module was replaced" if "forward" in vars(module) else ""
 
 
-def _in_turn(module: torch.nn.Module, names: tuple[str, ...]) -> tuple[str, ...] | str:
-    """Layers in the order in which a module's forward calls each once with one x; or why that is not certain."""
+GATED = "self.down_proj(self.act_fn(self.gate_proj({x})) * self.up_proj({x}))"
+"""What the forward of an MLP that becomes a `Gated` returns."""
+
+
+def _ungated(path: str, module: torch.nn.Module, count: Mapping[int, int]) -> str:
+    """Why a module with a gate does not become a `Gated`; empty where it does."""
+    layers = {name: getattr(module, name, None) for name in NAMES}
+    problem = _refusal(module, layers, count)
+    if problem or not path:
+        return problem or "it is the model itself, which cannot be replaced in place"
+    kind, function = type(module).__name__, _forward(module)
+    if isinstance(function, str):
+        return function
+    given = [each.arg for each in function.args.args]
+    if len(given) != 2 or _returned(function) != ast.unparse(ast.parse(GATED.format(x=given[-1]))):
+        return f"{kind}.forward is not just {GATED.format(x='x')}"
+    if set(dict(module.named_children())) != {*NAMES, "down_proj", "act_fn"} or [
+        *module.buffers(False),
+        *module.parameters(False),
+    ]:
+        return f"{kind} holds more than gate_proj, up_proj, down_proj and act_fn"
+    if any(each._forward_hooks or each._forward_pre_hooks or each._backward_hooks for each in (module, module.act_fn)):
+        return f"{kind} or its act_fn has hooks, which would be lost: remove them first"
+    return _not_silu(module.act_fn) or refusal(*layers.values())  # type: ignore[arg-type]
+
+
+def _returned(function: ast.FunctionDef) -> str:
+    """The expression that a function returns and does nothing else, given a name first or not; empty where it does more."""
+    match [each for each in function.body if not (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))]:
+        case [ast.Return(value=ast.expr() as value)]:
+            return ast.unparse(value)
+        case [ast.Assign(targets=[ast.Name(id=name)], value=value), ast.Return(value=ast.Name(id=same))] if name == same:
+            return ast.unparse(value)
+    return ""
+
+
+def _not_silu(act: torch.nn.Module) -> str:
+    """Why an activation is not taken for SiLU: it has a state, or another value somewhere."""
+    kind, x = type(act).__name__, torch.cat([torch.linspace(-100, 100, 4001), torch.tensor([torch.inf, -torch.inf, torch.nan])])
+    if [*act.parameters(), *act.buffers()]:
+        return f"act_fn, a {kind}, has a state"
+    same = torch.equal(act(x).nan_to_num(7), torch.nn.functional.silu(x).nan_to_num(7))
+    return "" if same else f"act_fn, a {kind}, is not SiLU"
+
+
+def _forward(module: torch.nn.Module) -> ast.FunctionDef | str:
+    """The forward of a module's class, read from its source; or why there is none to read."""
     kind = type(module).__name__
     try:
         source = textwrap.dedent(inspect.getsource(inspect.unwrap(type(module).forward)))
     except (OSError, TypeError):
         return f"the source of {kind}.forward is not to be had"
     function = next((each for each in ast.parse(source).body if isinstance(each, ast.FunctionDef)), None)
-    if function is None:
-        return f"{kind}.forward is no function of its own"
+    return f"{kind}.forward is no function of its own" if function is None else function
+
+
+def _in_turn(module: torch.nn.Module, names: tuple[str, ...]) -> tuple[str, ...] | str:
+    """Layers in the order in which a module's forward calls each once with one x; or why that is not certain."""
+    kind, function = type(module).__name__, _forward(module)
+    if isinstance(function, str):
+        return function
     uses = [ast.unparse(each) for each in ast.walk(function) if isinstance(each, ast.Attribute) and each.attr in names]
     calls = {ast.unparse(call.func): call for statement in function.body for call in _calls(statement)}
     asked = {f"self.{name}": name for name in names}

@@ -15,8 +15,8 @@ TINY = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("merged", [False, True])
-def test_tokens_are_those_of_the_model_without_kernels(merged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("gated", [None, False, True], ids=["apart", "merged", "gated"])
+def test_tokens_are_those_of_the_model_without_kernels(gated: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
     monkeypatch.setenv("W4GEN_STRICT", "1")
     monkeypatch.setenv("W4GEN_ARCH", "sm_80")
@@ -24,10 +24,11 @@ def test_tokens_are_those_of_the_model_without_kernels(merged: bool, monkeypatch
     with torch.no_grad():
         model = decoder.built(TINY, torch.float16, torch.device("cpu"), 16)
         w4gen.convert(model, "int4_g64", progress=False)
-        if merged:
-            assert len(w4gen.merge(model).merged) == 2
+        if gated is not None:
+            assert len(w4gen.merge(model, gated).merged) == 2
         found = tokens.followed(model, torch.arange(3)[None], 5)
     assert found.same, found
     assert len(set(found.tokens)) > 2
     assert {key[2] for key in ops.LAUNCHES} == {(1, 1), (2, 8)}
+    assert {key[-2] for key in ops.LAUNCHES} == ({"", "silu_mul"} if gated else {""})
     assert None not in ops.LAUNCHES.values()

@@ -16,11 +16,11 @@ SMALL = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("merged", [False, True])
+@pytest.mark.parametrize("gated", [None, False, True], ids=["apart", "merged", "gated"])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("form", ["int4_g128", "nf4_g64"])
 def test_tokens_are_those_of_the_model_without_kernels(
-    form: str, kind: torch.dtype, merged: bool, monkeypatch: pytest.MonkeyPatch
+    form: str, kind: torch.dtype, gated: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A prompt of 65 tokens, then 64 one by one."""
     pytest.importorskip("transformers")
@@ -28,8 +28,8 @@ def test_tokens_are_those_of_the_model_without_kernels(
     with torch.no_grad():
         model = decoder.built(SMALL, kind, torch.device("cuda"), 160)
         w4gen.convert(model, form, progress=False)
-        if merged:
-            assert len(w4gen.merge(model).merged) == 8
+        if gated is not None:
+            assert len(w4gen.merge(model, gated).merged) == 8
         found = tokens.followed(model, torch.arange(65)[None], 64)
     assert found.same, found
     assert len(set(found.tokens)) > 8

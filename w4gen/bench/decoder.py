@@ -12,6 +12,7 @@ import torch
 from torch.nn.functional import linear
 
 from w4gen.errors import ShapeError
+from w4gen.runtime.epilogue import finished
 from w4gen.runtime.linear import Linear
 
 
@@ -122,7 +123,7 @@ class Plain(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         bias = self.layer.bias
         y = linear(x.float(), self.layer.weight.dequantize(), None if bias is None else bias.float())
-        return y.to(x.dtype)
+        return finished(y, self.layer.activation, None).to(x.dtype)
 
 
 def without_kernels(model: torch.nn.Module) -> torch.nn.Module:

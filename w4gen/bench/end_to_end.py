@@ -38,7 +38,7 @@ from w4gen.runtime.linear import Linear
 from w4gen.runtime.warmup import warmup
 
 KINDS = ("graph", "eager", "prefill", "logits", "batch", "floor", "compiled")
-PLAIN, MERGED = "bf16", "+merged"
+PLAIN, HOW = "bf16", {"merged": False, "gated": True}
 AGAIN, LATE = 10.0, 60.0
 """Seconds until what has no time left is told so again, and, after all of it was to be done, until the process is ended."""
 TINY = {
@@ -158,15 +158,16 @@ def memory(model: torch.nn.Module) -> int:
 def converted(run: Run, models: dict[str, torch.nn.Module], form: str) -> dict[str, Any]:
     """A copy of the plain model in a format, put with `models`, and its memory: its own, that of a file of it, and the peak.
 
-    With `+merged` after the format, layers that read the same x are launched as one.
+    With `+merged` after the format, layers that read the same x are launched as one; with `+gated`, their activation too.
     """
     model, on_gpu = copy.deepcopy(models[PLAIN]), run.device.type == "cuda"
     before, largest = memory(model), max(map(stored, linears_of(model)))
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()
-    done: Report = convert(model, form.removesuffix(MERGED), progress=False)
-    groups = merge(model).merged if form.endswith(MERGED) else ()
+    name, _, how = form.partition("+")
+    done: Report = convert(model, name, progress=False)
+    groups = merge(model, HOW[how]).merged if how else ()
     peak = torch.cuda.max_memory_allocated() - held if on_gpu else 0
     rest = before - done.bytes_before
     models[form] = model

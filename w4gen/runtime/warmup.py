@@ -61,6 +61,7 @@ def warmup(
                 Problem(
                     m=bucket(m), n=layer.out_features, k=layer.in_features, format=layer.format, layout=layout,
                     x=x, y=x, bias=layer.bias is not None and not gradient, gradient=gradient,
+                    activation="" if gradient else layer.activation,
                 ),
                 target,
             )

@@ -94,6 +94,15 @@ class Weight:
             raise ShapeError(f"{gate} and {up} make no pairs of rows: give two weights of one format and size")
         return cls._of_rows((gate, up), lambda parts: torch.stack(parts, 1).flatten(0, 1))
 
+    def unpaired(self) -> tuple[Weight, Weight]:
+        """The weights that `paired` was given, of every second row each."""
+        parts, tables = self.parts(), self.format.tables()
+        gate, up = (
+            Weight.from_parts({name: each if name in tables else each[first::2] for name, each in parts.items()}, self.format)
+            for first in range(2)
+        )
+        return gate, up
+
     @classmethod
     def stacked(cls, weights: Sequence[Weight]) -> Weight:
         """The rows of several weights, one weight after the other, [sum of N, K].
