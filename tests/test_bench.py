@@ -101,6 +101,9 @@ def test_what_takes_too_long_or_fails_is_noted_and_the_rest_goes_on(tmp_path: Pa
     def refuse() -> dict:
         raise RuntimeError("out of memory\nand more")
 
+    def announce() -> dict:
+        raise RuntimeError("the compiler raised:\n\n  TimeoutError: too long\nand more")
+
     def swallow() -> dict:
         with contextlib.suppress(TimeoutError):
             time.sleep(5)
@@ -113,6 +116,7 @@ def test_what_takes_too_long_or_fails_is_noted_and_the_rest_goes_on(tmp_path: Pa
     run.take("a", "long", 0.05, lambda: time.sleep(5))
     run.take("a", "swallowed", 0.05, swallow)
     run.take("a", "refused", 5, refuse)
+    run.take("a", "announced", 5, announce)
     run.take("a", "unlike", 5, lambda: torch.testing.assert_close(torch.zeros(1), torch.ones(1)))
     run.take("a", "noted", 5, look)
     run.take("a", "done", 5, lambda: {"is": 1})
@@ -122,6 +126,7 @@ def test_what_takes_too_long_or_fails_is_noted_and_the_rest_goes_on(tmp_path: Pa
     assert told["long"]["took_s"] < 2
     assert told["swallowed"]["failed"] == "TimeoutError: not done in 0 s"
     assert told["refused"]["failed"] == "RuntimeError: out of memory"
+    assert told["announced"]["failed"] == "RuntimeError: the compiler raised: TimeoutError: too long"
     assert told["unlike"]["failed"].startswith("AssertionError: ")
     assert told["noted"]["noted"] == "the process ended within it"
     assert told["done"]["is"] == 1

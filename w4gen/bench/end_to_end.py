@@ -27,7 +27,7 @@ import click
 import torch
 
 from w4gen.bench.decoder import Decoder, built, without_kernels
-from w4gen.bench.facts import facts, write
+from w4gen.bench.facts import facts, reason, write
 from w4gen.bench.floors import floor
 from w4gen.bench.replay import captured, kernels
 from w4gen.layers import PRESETS
@@ -71,7 +71,7 @@ class Run:
             with bounded(min(seconds, self.left())):
                 into[kind] = measure()
         except Exception as error:  # noqa: BLE001  whatever one measurement ends with, the others are to be had
-            into[kind] = {"failed": f"{type(error).__name__}: {str(error).splitlines()[0][:300] if str(error) else ''}"}
+            into[kind] = {"failed": reason(error)}
         into[kind]["took_s"] = round(time.perf_counter() - start, 2)
         click.echo(f"{name} {kind}: {into[kind]}")
         write(self.out, self.results)

@@ -30,6 +30,13 @@ def facts(module: str) -> dict[str, Any]:
     }
 
 
+def reason(error: Exception) -> str:
+    """What an error says, in a line: its first, and the next where that only announces it."""
+    first, *more = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    told = f"{first} {more[0]}" if first.endswith(":") and more else first
+    return f"{type(error).__name__}: {told[:300]}"
+
+
 def write(out: Path, results: dict[str, Any]) -> None:
     """Write results as JSON."""
     out.parent.mkdir(parents=True, exist_ok=True)
