@@ -17,7 +17,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import w4gen
-from w4gen.bench import decoder, end_to_end, end_to_end_report, host, replay, tokens
+from w4gen.bench import decoder, end_to_end, end_to_end_report, host, limits, replay, tokens
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +95,7 @@ def test_what_inductor_fuses_beside_a_linear_layer_is_none(name: str) -> None:
 
 
 def test_what_takes_too_long_or_fails_is_noted_and_the_rest_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(end_to_end, "AGAIN", 0.05)
+    monkeypatch.setattr(limits, "AGAIN", 0.05)
     run = end_to_end.Run(tmp_path / "it.json", 4, 4, torch.device("cpu"), time.time() + 60, results={"variants": {}})
 
     def refuse() -> dict:
@@ -133,8 +133,13 @@ def test_what_takes_too_long_or_fails_is_noted_and_the_rest_goes_on(tmp_path: Pa
     assert "no time was left" in told["late"]["failed"]
 
 
+def test_a_compile_leaves_time_to_those_that_come_later() -> None:
+    assert [limits.share(200, later) for later in (2, 1, 0)] == [120, 160, 200]
+    assert [limits.share(60, later) for later in (2, 1, 0)] == [20, 30, 60]
+
+
 def test_a_process_that_waits_in_c_is_ended(tmp_path: Path) -> None:
-    code = "import time; from w4gen.bench.end_to_end import ended\nwith ended(0.2): time.sleep(60)"
+    code = "import time; from w4gen.bench.limits import ended\nwith ended(0.2): time.sleep(60)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
     assert done.returncode == 1
     assert "Timeout" in done.stderr

@@ -188,7 +188,7 @@ def test_a_row_of_a_batch_invariant_layer_does_not_depend_on_the_batch(
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize(("activation", "residual"), [("gelu", True), ("relu", False), ("silu_mul", False)])
 @pytest.mark.parametrize("m", [1, 8, 64, 512])
-@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (1022, 1000)], ids=str)
+@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (17920, 1536), (1022, 1000)], ids=str)
 def test_an_epilogue_is_what_torch_does_in_f64(
     n: int, k: int, m: int, activation: str, residual: bool, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

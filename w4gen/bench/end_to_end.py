@@ -8,16 +8,12 @@ after each. Logits are compared with those of the same model without kernels.
 from __future__ import annotations
 
 import copy
-import faulthandler
 import gc
 import itertools
-import signal
 import statistics
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,6 +25,7 @@ import torch
 from w4gen.bench.decoder import Decoder, built, without_kernels
 from w4gen.bench.facts import facts, reason, write
 from w4gen.bench.floors import floor
+from w4gen.bench.limits import LATE, bounded, ended, share
 from w4gen.bench.replay import captured, kernels
 from w4gen.layers import PRESETS
 from w4gen.merging import merge
@@ -39,8 +36,6 @@ from w4gen.runtime.warmup import warmup
 
 KINDS = ("graph", "eager", "prefill", "logits", "batch", "floor", "compiled")
 PLAIN, HOW = "bf16", {"merged": False, "gated": True}
-AGAIN, LATE = 10.0, 60.0
-"""Seconds until what has no time left is told so again, and, after all of it was to be done, until the process is ended."""
 TINY = {
     "model_type": "qwen2", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 1, "vocab_size": 256, "tie_word_embeddings": True,
@@ -84,34 +79,6 @@ class Run:
         """Wait for the GPU."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
-
-
-@contextmanager
-def bounded(seconds: float) -> Iterator[None]:
-    """Raise `TimeoutError` in the body once it has taken so long, and again where that is swallowed; at once without time."""
-
-    def over(*_: Any) -> None:
-        raise TimeoutError(f"not done in {seconds:.0f} s")
-
-    if seconds <= 0:
-        raise TimeoutError("no time was left")
-    before = signal.signal(signal.SIGALRM, over)
-    signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-@contextmanager
-def ended(seconds: float) -> Iterator[None]:
-    """End the process, saying where it was, if the body takes so long: a wait in C sees no signal."""
-    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
 
 
 def spoken(run: Run, decoder: Decoder, step: Callable[[], object], seconds: float = 5.0) -> dict[str, Any]:
@@ -270,8 +237,7 @@ def measured(run: Run, models: dict[str, torch.nn.Module], batches: tuple[int, .
     for name, model in models.items() if run.device.type == "cuda" else ():
         run.take(name, "floor", 30, partial(floors, run, model))
     for place, (name, decoder) in enumerate(decoders.items() if mode else ()):
-        share = run.left() / (len(decoders) - place)  # one that takes too long leaves the others theirs
-        run.take(name, "compiled", share, partial(compiled, run, decoder, mode))
+        run.take(name, "compiled", share(run.left(), len(decoders) - place - 1), partial(compiled, run, decoder, mode))
     for batch, (name, model) in itertools.product(batches, models.items()):
         run.take(name, f"batch {batch}", 20, partial(batched, run, model, batch))
 
