@@ -207,8 +207,8 @@ def compiled(run: Run, decoder: Decoder, mode: str) -> dict[str, Any]:
     decoder.again()
     step()
     seconds = time.perf_counter() - start
+    replay = captured(step)
     with torch.compiler.set_stance("fail_on_recompile"):
-        replay = captured(step)
         found = spoken(run, decoder, replay) | profiled(decoder, replay)
     return found | {
         "mode": mode,
