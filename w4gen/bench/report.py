@@ -27,7 +27,10 @@ unrounded product in float64; *equal* counts launches, each into an output poiso
 """
 
 
-COMMANDS = ("w4gen.bench.compare ", "w4gen.cli bench ", "w4gen.cli curve ", "w4gen.cli roofline ", "w4gen.cli profile ")
+COMMANDS = (
+    "w4gen.bench.compare ", "w4gen.cli bench ", "w4gen.cli curve ", "w4gen.cli roofline ", "w4gen.cli profile ",
+    "w4gen.bench.sanitize ",
+)  # fmt: skip
 """What made the files of results that are told of here; others are of other measurements."""
 
 
@@ -165,6 +168,20 @@ def phase(name: str, found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+SANITIZED = """*calls* are the small calls of all templates that a tool watched, each checked against the truth; a tool is *clean*
+where it told of none of w4gen's kernels, and saw the fault that was planted for it. *others* are reports about other kernels."""
+
+
+def tools(facts: dict[str, Any]) -> str:
+    """What each tool of compute-sanitizer found."""
+    lines = ["| tool | found | calls | others | seconds |", "|---|---|---|---|---|"]
+    for row in facts["tools"]:
+        figures = f"{row.get('calls', 0)} | {sum(row.get('others', {}).values())} | {row.get('seconds', '')}"
+        lines.append(f"| {row['tool']} | {'clean' if row['clean'] else row['why']} | {figures} |")
+    covered = f"{facts['sanitizer'] or 'no sanitizer'}. Templates: {', '.join(facts['templates']) or 'none'}."
+    return "\n\n".join([SANITIZED, covered, "\n".join(lines)])
+
+
 def section(path: Path) -> str:
     """One file of results, with where it comes from."""
     return told(json.loads(path.read_text()), path.stem)
@@ -180,6 +197,7 @@ def told(facts: Mapping[str, Any], name: str) -> str:
     extra = [row["extra_bytes"] / row["dense_bytes"] for row in facts.get("rows", ()) if "extra_bytes" in row]
     parts += [f"Memory beyond inputs and output: at most {max(extra):.1%} of the dequantized weight."] if extra else []
     parts += [LADDER, *map(ladder, facts["ladders"])] if "ladders" in facts else []
+    parts += [tools(facts)] if "tools" in facts else []
     parts += [curve(facts)] if "total_us" in facts else []
     parts += [PAID, amortized(facts["amortized"])] if "amortized" in facts else []
     parts += [ceilings(facts)] if "figures" in facts else []
