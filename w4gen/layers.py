@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,18 @@ PRESETS = {
     )
 }
 """What sizes are read from, of models that are asked for by name (Mistral-7B in its version 0.3)."""
+
+LAYERS = (
+    (8192, 28672), (28672, 8192), (8192, 8192), (4096, 14336), (14336, 4096), (4096, 4096),
+    (1536, 8960), (8960, 1536), (1536, 1536), (1536, 256),
+)  # fmt: skip
+"""(K, N) of the layers that are measured, and that the rules were fitted to: of Llama 3.1 70B and 8B, and of Qwen2.5 1.5B."""
+
+
+def random_layers(count: int) -> tuple[str, ...]:
+    """Layers whose sizes are spread evenly over the powers of two, always the same."""
+    draw = random.Random(0)
+    return tuple("x".join(str(8 * round(2 ** draw.uniform(3, 12))) for _ in range(2)) for _ in range(count))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
@@ -18,6 +20,7 @@ import filelock
 from w4gen import bundle, cache, paths
 from w4gen.errors import CacheError, W4Error
 from w4gen.ir.problem import Problem
+from w4gen.ir.types import Format, dtype
 from w4gen.schedule.arch import Arch
 from w4gen.schedule.schedule import Schedule
 
@@ -53,6 +56,11 @@ class Row:
         """What tells rows of one arch apart."""
         return self.question, self.device
 
+    @property
+    def rules_ratio(self) -> float:
+        """How many times as long as the row's schedule the rules' choice takes; NaN where it was not timed."""
+        return self.rules_us / self.us if self.rules_us and self.us else math.nan
+
     def facts(self) -> dict[str, Any]:
         """The row as JSON has it."""
         return asdict(self) | {"schedule": str(self.schedule)}
@@ -75,6 +83,19 @@ def question(problem: Problem) -> str:
     sizes = f"m={problem.m[0]}..{problem.m[1]} n={problem.n} k={problem.k}"
     asked = f"{sizes} {problem.format} {problem.x}->{problem.y} {problem.epilogue}".rstrip()
     return asked + " gradient=1" * problem.gradient
+
+
+def problem(question: str) -> Problem:
+    """The problem that a row's question is of. Raises `CacheError` on anything else."""
+    found = re.fullmatch(r"m=(\d+)\.\.(\d+) n=(\d+) k=(\d+) (\S+) (\w+)->(\w+)(?: (.*))?", question)
+    if found is None:
+        raise CacheError(f"{question!r:.60} is not the question of a row: rows are made by w4gen tune")
+    low, high, n, k, form, x, y, more = found.groups()
+    given = dict(part.split("=", 1) for part in (more or "").split())
+    return Problem(
+        m=(int(low), int(high)), n=int(n), k=int(k), format=Format.parse(form), x=dtype(x), y=dtype(y),
+        activation=given.get("activation", ""), residual="residual" in given, gradient="gradient" in given,
+    )  # fmt: skip
 
 
 def tuned(problem: Problem, arch: Arch) -> Row | None:

@@ -20,7 +20,7 @@ from w4gen.codegen.render import Kernel
 from w4gen.commands.tune import wanted
 from w4gen.errors import ScheduleError, W4Error
 from w4gen.ir.lower import lower
-from w4gen.layers import PRESETS, layers, read
+from w4gen.layers import LAYERS, PRESETS, layers, random_layers, read
 from w4gen.runtime import tune
 from w4gen.schedule.arch import ARCHES
 from w4gen.schedule.rules import pick
@@ -186,6 +186,16 @@ def test_layers_that_models_share_are_one_question_of_all_that_have_them() -> No
     assert {each.format.label for each, _, _ in both} == {"int4_g128", "nf4_g64"}
     assert not any(each.bias for each, _, _ in both), "a row answers with and without a bias"
     assert len(both) == 2 * 2 * 4
+
+
+def test_random_layers_are_tuned_that_the_rules_were_never_fitted_to() -> None:
+    drawn = random_layers(3)
+    found = wanted([], "1", options(format_name="int4_g128,nf4_g64"), drawn)
+    assert [f"{each.k}x{each.n}" for each, _, _ in found] == [layer for layer in drawn for _ in range(4)]
+    assert [(each.format.label, m, count) for each, m, count in found[:4]] == [
+        ("int4_g128", 1, 1), ("int4_g128", 8, 1), ("nf4_g64", 1, 1), ("nf4_g64", 8, 1),
+    ]  # fmt: skip
+    assert not {(each.k, each.n) for each, _, _ in found} & set(LAYERS)
 
 
 def test_all_presets_are_one_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +13,6 @@ from w4gen import cache, toolchain, tuned
 from w4gen.api import problem_of
 from w4gen.errors import ScheduleError
 from w4gen.ir.lower import lower
-from w4gen.ir.problem import Problem
-from w4gen.ir.types import Format, dtype
 from w4gen.paths import CHECKOUT
 from w4gen.pipeline import compile, made
 from w4gen.runtime.launch import arch_of
@@ -73,9 +70,6 @@ def test_shipped_rows_are_right_with_other_versions_too() -> None:
     arch = arch_of(device)
     path = CHECKOUT / "cache" / "tuned" / f"{arch.name}.json"
     for row in tuned.load(path) if path.exists() else ():
-        low, high, n, k, form, x, y = re.fullmatch(r"m=(\d+)\.\.(\d+) n=(\d+) k=(\d+) (.+) (\w+)->(\w+)", row.question).groups()
-        sizes = {"m": (int(low), int(high)), "n": int(n), "k": int(k)}
-        problem = Problem(**sizes, format=Format.parse(form), x=dtype(x), y=dtype(y))
-        kernel = made(lower(problem), row.schedule, arch)
+        kernel = made(lower(tuned.problem(row.question)), row.schedule, arch)
         if (row.triton, row.text) != (toolchain.version(), cache.address(kernel.source)):
             assert right(kernel, device), row

@@ -49,6 +49,13 @@ def test_two_noisy_searches_agree_on_candidates_that_are_alike() -> None:
     assert run(times, noise=0.004).winner == 0
 
 
+def test_what_the_first_takes_is_a_median_too_however_far_behind_it_is() -> None:
+    """It is what rows tell of the rules' choice."""
+    us, taken = {each: 9.0 - each for each in range(6)}, iter([30.0, 9.0, 9.5])
+    found = search(list(us), lambda each: us[each] if each else next(taken), lambda each: True, 1e9, Clock())
+    assert (found.winner, found.first_us) == (5, 9.5)
+
+
 def test_what_fails_is_skipped_and_told() -> None:
     found = run({0: float("nan"), 1: 4.0, 2: float("nan"), 3: 5.0})
     assert (found.winner, found.trials) == (1, 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -15,6 +16,8 @@ from w4gen.api import problem_of
 from w4gen.bench import report
 from w4gen.cli import cli
 from w4gen.errors import CacheError
+from w4gen.formats import named
+from w4gen.ir.types import BF16
 from w4gen.schedule.arch import ARCHES
 from w4gen.schedule.schedule import Schedule
 from w4gen.tuned import Row
@@ -149,6 +152,41 @@ def test_a_report_says_how_far_the_rules_are_from_what_was_found(tmp_path: Path)
     told = report.tuned_rows(tmp_path / "sm_90.json")
     assert told.startswith("## Tuned rows of sm_90\n\nNVIDIA H200, Triton 3.6.0\n")
     assert told.endswith("| int4_g128 | 1…1 | 2 | 2.000 | 4.00 | 50% | 60 |")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"gradient": True}, {"activation": "gelu", "residual": True}, {"format": named("q4_k")}, {"x": BF16, "y": BF16}],
+)
+def test_a_question_says_which_problem_it_is_of(changes: dict[str, Any]) -> None:
+    asked = replace(PROBLEM, **changes)
+    assert tuned.problem(tuned.question(asked)) == asked
+
+
+def test_a_question_that_is_none_is_refused() -> None:
+    with pytest.raises(CacheError, match="'q' is not the question of a row: rows are made by w4gen tune"):
+        tuned.problem("q")
+
+
+def test_the_rules_are_compared_with_what_was_found_over_layers_they_were_not_fitted_to(tmp_path: Path) -> None:
+    def row(n: int, k: int, us: float, rules_us: float, m: int = 1) -> Row:
+        return replace(ROW, question=tuned.question(problem_of(m=m, n=n, k=k)), us=us, rules_us=rules_us)
+
+    new = [row(3584, 3584, 2.0, 2.0), row(512, 3584, 1.0, 1.21), row(18944, 3584, 10.0, 10.0, m=8), row(64, 3584, 1.0, 0.0)]
+    path = tmp_path / "sm_90.json"
+    path.write_bytes(tuned.dump([*new, row(4096, 4096, 1.0, 9.0)]))  # the last is one that the rules were fitted to
+    told = json.loads(CliRunner().invoke(cli, ["cache", "rules", str(path), "--json"]).output)
+    every, one, eight = told["groups"]
+    assert (every["rows"], every["layers"], told["fitted"], told["untimed"]) == ("all", 3, 1, 1)
+    assert every["mean"] == pytest.approx(1.21 ** (1 / 3))
+    assert (every["worst"], every["at"]) == (pytest.approx(1.21), new[1].question)
+    assert (one["rows"], one["mean"]) == ("int4_g128 M=1..1", pytest.approx(1.1))
+    assert (eight["rows"], eight["worst"]) == ("int4_g128 M=2..8", 1.0)
+    said = CliRunner().invoke(cli, ["cache", "rules", str(path), "--fitted"]).output
+    assert "9.000" in said
+    assert "left out: 0 of layers that the rules were fitted to, 1 without a time of theirs" in said
+    path.write_bytes(tuned.dump([]))
+    assert "nan" in CliRunner().invoke(cli, ["cache", "rules", str(path)]).output
 
 
 def test_explain_says_that_a_schedule_was_timed(fresh_cache: Path) -> None:

@@ -16,7 +16,7 @@ import click
 import torch
 
 from w4gen.api import parse_shape
-from w4gen.bench.compare import LAYERS, REPEATS, random_weight, sums_in_f32
+from w4gen.bench.compare import REPEATS, random_weight, sums_in_f32
 from w4gen.bench.contenders import ROUNDS
 from w4gen.bench.facts import facts, write
 from w4gen.bench.floors import floor
@@ -26,6 +26,7 @@ from w4gen.ir.lower import lower
 from w4gen.ir.problem import Problem
 from w4gen.ir.rounding import limit
 from w4gen.ir.types import dtype as named_dtype
+from w4gen.layers import LAYERS
 from w4gen.pipeline import made
 from w4gen.runtime.dtypes import OURS, TORCH
 from w4gen.runtime.launch import arch_of, launcher

@@ -7,7 +7,6 @@ poisoned outputs.
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,6 +25,7 @@ from w4gen.bench.peers import Given
 from w4gen.ir.rounding import limit
 from w4gen.ir.types import Format
 from w4gen.ir.types import dtype as named_dtype
+from w4gen.layers import LAYERS, random_layers
 from w4gen.runtime.dtypes import OURS, TORCH
 from w4gen.runtime.launch import arch_of, bind, launcher, stored_for
 from w4gen.runtime.linear import Linear
@@ -35,11 +35,6 @@ from w4gen.runtime.weight import Weight
 from w4gen.schedule.rules import BUCKETS
 from w4gen.schedule.stored import layout_for
 
-LAYERS = (
-    (8192, 28672), (28672, 8192), (8192, 8192), (4096, 14336), (14336, 4096), (4096, 4096),
-    (1536, 8960), (8960, 1536), (1536, 1536), (1536, 256),
-)  # fmt: skip
-"""(K, N) of the layers that are measured: of Llama 3.1 70B and 8B, and of Qwen2.5 1.5B."""
 REPEATS = 40
 LARGEST = BUCKETS[-1][0]
 """Rows of x whose kernel dequantizes the weight and multiplies it."""
@@ -48,12 +43,6 @@ METHOD = (
     "medians of turns; first_s: packing and the first call, with what a peer compiles and tunes in it (w4gen's kernels are there "
     "before); error: to f64"
 )
-
-
-def random_layers(count: int) -> tuple[str, ...]:
-    """Layers whose sizes are spread evenly over the powers of two, always the same."""
-    draw = random.Random(0)
-    return tuple("x".join(str(8 * round(2 ** draw.uniform(3, 12))) for _ in range(2)) for _ in range(count))
 
 
 def random_weight(n: int, k: int, format: str | Format, device: torch.device) -> Weight:

@@ -13,7 +13,7 @@ from typing import Any
 from w4gen.bench.noise import too_fast
 from w4gen.ir.types import Format
 from w4gen.paths import CHECKOUT
-from w4gen.tuned import Row, load
+from w4gen.tuned import Row, load, problem
 
 INTRO = """# Performance
 
@@ -221,11 +221,12 @@ def tuned_rows(path: Path) -> str:
     """What tuning found for an arch, by format and bucket."""
     groups: dict[tuple[str, int, str], list[Row]] = {}
     for row in load(path):
-        low, high, form = re.match(r"m=(\d+)\.\.(\d+) n=\d+ k=\d+ (\S+)", row.question).groups()  # type: ignore[union-attr]
-        groups.setdefault((Format.parse(form).label, int(low), f"{low}…{high}"), []).append(row)
+        asked = problem(row.question)
+        low, high = asked.m
+        groups.setdefault((asked.format.label, low, f"{low}…{high}"), []).append(row)
     lines = ["| format | M | layers | rules, mean | rules, worst | % of floor | trials |", "|---|---|---|---|---|---|---|"]
     for (label, _, rows_of_x), rows in sorted(groups.items()):
-        rules = [row.rules_us / row.us for row in rows if row.rules_us] or [math.nan]
+        rules = [row.rules_ratio for row in rows if row.rules_us] or [math.nan]
         floors = [row.floor_us / row.us for row in rows if row.floor_us] or [math.nan]
         figures = (
             f"{geometric_mean(rules):.3f} | {max(rules):.2f} | {geometric_mean(floors):.0%} | {sum(row.trials for row in rows)}"

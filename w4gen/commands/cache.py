@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import nan
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import click
@@ -12,6 +15,7 @@ from w4gen import cache as store
 from w4gen.commands.bundle import imported
 from w4gen.commands.question import as_json, count, table, tell
 from w4gen.errors import W4Error
+from w4gen.layers import LAYERS
 
 
 @click.group()
@@ -145,3 +149,36 @@ def difference(a: tuned.Row | None, b: tuned.Row | None) -> list[str]:
     sides = [" ".join(sorted(fields[i] - fields[1 - i])) or "-" for i in (0, 1)]
     times = [f"{each.us:.2f}" if each else "" for each in (a, b)]
     return [row.question if row else "", row.device if row else "", sides[0], times[0], sides[1], times[1]]
+
+
+@cache.command()
+@as_json
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--fitted", is_flag=True, help="count also the layers that the rules were fitted to")
+def rules(as_json: bool, files: tuple[Path, ...], fitted: bool) -> None:
+    """Show how far the rules' choice is from the fastest that tuning found, over layers that the rules were never fitted to.
+
+    Both were timed in one search: the geometric mean, and the worst, of the one time over the other.
+    """
+    rows = [row for path in files for row in tuned.load(path)]
+    asked = {row: tuned.problem(row.question) for row in rows}
+    new = [row for row in rows if fitted or (asked[row].k, asked[row].n) not in LAYERS]
+    groups: dict[str, list[tuned.Row]] = {"all": new}
+    for row in sorted(new, key=lambda row: asked[row].m):
+        groups.setdefault("{0} M={1.m[0]}..{1.m[1]}".format(asked[row].format.label, asked[row]), []).append(row)
+    facts = [{"rows": name} | behind(each) for name, each in groups.items()]
+    left = {"fitted": len(rows) - len(new), "untimed": sum(not row.rules_us for row in new)}
+    if as_json:
+        tell({"groups": facts} | left)
+        return
+    cells = [(each["rows"], str(each["layers"]), f"{each['mean']:.3f}", f"{each['worst']:.3f}", each["at"]) for each in facts]
+    table("rows", "layers", "mean", "worst", "at", rows=cells)
+    click.echo(f"left out: {left['fitted']} of layers that the rules were fitted to, {left['untimed']} without a time of theirs")
+
+
+def behind(rows: Sequence[tuned.Row]) -> dict[str, Any]:
+    """How far the rules are behind in some rows: geometric mean, worst and where; NaN where nothing was timed."""
+    ratios = {row: row.rules_ratio for row in rows if row.rules_us and row.us}
+    worst = max(ratios, key=ratios.__getitem__, default=None)
+    figures = {"mean": geometric_mean(ratios.values()), "worst": ratios[worst]} if worst else {"mean": nan, "worst": nan}
+    return {"layers": len(ratios), **figures, "at": worst.question if worst else ""}

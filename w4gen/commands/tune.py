@@ -12,11 +12,12 @@ from typing import Any
 import click
 
 import w4gen
+from w4gen.api import parse_shape, problem_of
 from w4gen.commands.bundle import of_model
-from w4gen.commands.question import as_json, asked, count, detected, load_format, question, tell
+from w4gen.commands.question import as_json, asked, count, detected, load_format, numbers, question, tell
 from w4gen.errors import W4Error
 from w4gen.ir.problem import Problem
-from w4gen.layers import PRESETS
+from w4gen.layers import PRESETS, random_layers
 from w4gen.tuned import Row
 
 
@@ -25,15 +26,18 @@ from w4gen.tuned import Row
 @as_json
 @click.option("--model", "models", multiple=True, help="config.json or a preset: tune all linear layers of a model; repeatable")
 @click.option("--presets", is_flag=True, help=f"tune those of {', '.join(PRESETS)}")
+@click.option("--random", "random", default=0, help="tune that many random layers, K and N in 64 … 32768, multiples of 8")
 @click.option("--tp", default="1", help="with a model: shards of tensor parallelism, one or several, as in 1,2,4")
 @click.option("--budget", default=60.0, show_default=True, type=click.FloatRange(min=0.0), help="seconds, in all")
 @click.option("--again", is_flag=True, help="tune also what was tuned before on this GPU with this Triton")
-def tune(as_json: bool, models: tuple[str, ...], presets: bool, tp: str, budget: float, again: bool, **options: Any) -> None:
+def tune(
+    as_json: bool, models: tuple[str, ...], presets: bool, random: int, tp: str, budget: float, again: bool, **options: Any
+) -> None:
     """Time schedules on the GPU here and keep the fastest that are right; Ctrl-C keeps what is done, and a second run goes on.
 
     --format may list several, as in int4_g128,nf4_g64.
     """
-    questions = wanted([*models, *(PRESETS if presets else ())], tp, options)
+    questions = wanted([*models, *(PRESETS if presets else ())], tp, options, random_layers(random))
     if detected() == "portable":
         raise W4Error("times come from GPUs only and there is none here: run w4gen tune where the kernels will run")
     start = last = time.monotonic()
@@ -64,7 +68,7 @@ def told(found: Any) -> str:
     return "none was right, the rules answer" if found else "passed over: tuned before, or too large for the memory"
 
 
-def wanted(models: Sequence[str], tp: str, options: dict[str, Any]) -> list[tuple[Problem, int, int]]:
+def wanted(models: Sequence[str], tp: str, options: dict[str, Any], layers: Sequence[str] = ()) -> list[tuple[Problem, int, int]]:
     """The problems that the options name, with the rows of x to time each with and how many layers have it.
 
     A row answers with a bias and without: layers of models are timed without.
@@ -72,11 +76,14 @@ def wanted(models: Sequence[str], tp: str, options: dict[str, Any]) -> list[tupl
     if options["arch"] or options["layout"]:
         raise W4Error("tuning is for the GPU here, in the stored order that its kernels read: leave out --arch and --layout")
     forms = options["format_name"].split(",")
-    if not models:
+    if not models and not layers:
         return [(problem, rows, 1) for problem, _, rows in (asked(**options | {"format_name": form}) for form in forms)]
-    found: dict[Problem, tuple[int, int]] = {}
+    rows_of_x, found = options["m"] or "1,16,256", dict[Problem, tuple[int, int]]()
+    for layer, form, m in itertools.product(layers, map(load_format, forms), numbers(rows_of_x, "m")):
+        _, k, n = parse_shape(f"1x{layer}")
+        found[problem_of(m=m, n=n, k=k, format=form, dtype_name=options["dtype"])] = m, 1
     for form, model in itertools.product(map(load_format, forms), models):
-        for problem, (layer, rows) in of_model(Path(model), tp, options["m"] or "1,16,256", form, options["dtype"]).items():
+        for problem, (layer, rows) in of_model(Path(model), tp, rows_of_x, form, options["dtype"]).items():
             alike = replace(problem, bias=False)
             found[alike] = rows, layer.count + found.get(alike, (rows, 0))[1]
     return [(problem, rows, layers) for problem, (rows, layers) in found.items()]
