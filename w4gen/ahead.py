@@ -142,7 +142,7 @@ def _feed(
         if not wanted(ask):
             done.put(Done(ask, error=UNWANTED))
             continue
-        process = running[place] = running.get(place) or _start()
+        process = running[place] = running.get(place) or started("w4gen.ahead")
         reply = _asked(process, base64.b64encode(pickle.dumps(ask)).decode() + "\n")
         if not reply:
             del running[place]
@@ -164,14 +164,21 @@ def _asked(process: subprocess.Popen[str], line: str) -> str:
         return ""
 
 
-def _start() -> subprocess.Popen[str]:
-    """A worker in a session of its own: Ctrl-C is for its caller."""
+def started(module: str) -> subprocess.Popen[str]:
+    """`python -m module`, which is asked and answers line by line, in a session of its own: Ctrl-C is for its caller."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join(each for each in sys.path if each)
     return subprocess.Popen(
-        [sys.executable, "-m", "w4gen.ahead"],
+        [sys.executable, "-m", module],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True,
     )  # fmt: skip
+
+
+def answers() -> IO[str]:
+    """Where such a process writes its answers; what else it and its libraries print goes to standard error."""
+    told = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return told
 
 
 def answer(line: str) -> dict[str, Any]:
@@ -192,6 +199,4 @@ def main(questions: IO[str], answers: IO[str]) -> None:
 
 
 if __name__ == "__main__":
-    told = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what compilers print is no answer
-    main(sys.stdin, told)
+    main(sys.stdin, answers())

@@ -111,6 +111,32 @@ def test_tensors_on_another_gpu_than_the_current_one(m: int) -> None:
         again = layer(x)
         torch.cuda.current_stream().synchronize()
     assert torch.equal(again, y)
+    assert all(torch.equal(layer(x), y) for _ in range(3)), "the short way is for the current device"
+    assert torch.cuda.current_device() == 0
+    asked = x.clone().requires_grad_()
+    (dx,) = torch.autograd.grad(layer(asked).sum(), asked)
+    assert dx.device == torch.device("cuda:1")
+    assert torch.cuda.current_device() == 0
+
+
+@two_gpus
+@pytest.mark.parametrize("m", ROWS)
+def test_a_call_on_another_gpu_is_captured_and_replayed_while_the_first_is_current(m: int) -> None:
+    it = case("int4_g128", m, 256, 1536)
+    layer, x, stream = copy.deepcopy(it.layer).to("cuda:1"), it.x.to("cuda:1"), torch.cuda.Stream("cuda:1")
+    expected = layer(x)
+    torch.cuda.synchronize("cuda:1")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.device(1), torch.cuda.graph(graph, stream=stream):
+        y = layer(x)
+    assert torch.cuda.current_device() == 0
+    y.fill_(torch.nan)
+    torch.cuda.synchronize("cuda:1")
+    with torch.cuda.device(1):
+        graph.replay()
+    torch.cuda.synchronize("cuda:1")
+    assert torch.equal(y, expected)
+    assert torch.equal(it.layer(it.x).cpu(), y.cpu())
 
 
 @two_gpus

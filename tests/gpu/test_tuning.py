@@ -39,6 +39,18 @@ def test_a_layer_is_tuned_and_used(m: int, fresh_cache: Path) -> None:
     assert again is None, "known by now"
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs")
+def test_all_gpus_tune(fresh_cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A process on each; what they find is in one file."""
+    asked = [(problem_of(m=m, n=n, k=4096), m, 1) for n in (1024, 4096) for m in (1, 16)]
+    found = list(w4gen.tune(asked, 40))
+    assert not caplog.records
+    assert {str(each.problem) for each, _, _ in found} == {str(problem) for problem, _, _ in asked}
+    rows = tuned.load(tuned.path_of(arch_of(torch.device("cuda", 0)).name))
+    assert {row.question for row in rows} == {tuned.question(problem) for problem, _, _ in asked}
+    assert all(row.device == torch.cuda.get_device_name(0) and 0 < row.floor_us < row.us <= 1.05 * row.rules_us for row in rows)
+
+
 def test_a_curve_is_measured(fresh_cache: Path) -> None:
     found = w4gen.curve("1536x1536", (1, 16, 4096), progress=False)
     assert (found.source, found.where) == ("measured", torch.cuda.get_device_name())
