@@ -259,6 +259,16 @@ def test_an_unchanged_copy_of_the_template_renders_the_same(changed) -> None:  #
     assert rendered(asked(), folder=changed("{{ store() }}", "{{ store() }}")).source == rendered(asked()).source
 
 
+def test_a_template_that_is_edited_is_read_again(changed) -> None:  # type: ignore[no-untyped-def]
+    """And so is one that it includes, in the same process."""
+    folder = changed("{{ store() }}", "{{ store() }}")
+    for name, schedule in (("gemv.py", None), ("gemv_half.py", FAST_HALF), ("fragments", FAST_HALF)):
+        edited, before = folder / f"{name}.jinja", rendered(asked(), schedule, folder).source
+        assert rendered(asked(), schedule, folder).source == before
+        edited.write_text(re.sub(r"(?m)^(@\w+\.jit\(|@gluon\.jit\ndef each_of)", r"# edited\n\1", edited.read_text()))
+        assert rendered(asked(), schedule, folder).source.count("# edited") == before.count("# edited") + 1, name
+
+
 def test_an_unknown_name_in_a_template_is_an_error(changed) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(TemplateError, match=r"gemv\.py\.jinja: .*speed"):
         rendered(asked(), folder=changed("{{ store() }}", "{{ speed() }}"))

@@ -29,7 +29,7 @@ unrounded product in float64; *equal* counts launches, each into an output poiso
 
 COMMANDS = (
     "w4gen.bench.compare ", "w4gen.cli bench ", "w4gen.cli curve ", "w4gen.cli roofline ", "w4gen.cli profile ",
-    "w4gen.bench.sanitize ",
+    "w4gen.bench.sanitize ", "w4gen.bench.first ",
 )  # fmt: skip
 """What made the files of results that are told of here; others are of other measurements."""
 
@@ -182,6 +182,19 @@ def tools(facts: dict[str, Any]) -> str:
     return "\n\n".join([SANITIZED, covered, "\n".join(lines)])
 
 
+def first_calls(facts: dict[str, Any]) -> str:
+    """How long first calls take, as a table."""
+    lines = ["| M x K x N | format | empty cache, s | full cache, ms | next call, ms |", "|---|---|---|---|---|"]
+    for row in facts["first_calls"]:
+        times = f"{row['cold_s']:.2f} | {row['warm_ms']:.1f} | {row['second_ms']:.3f}"
+        lines.append(f"| {row['shape']} | {row['format']} | {times} |")
+    about = (
+        f"In processes that have imported torch, triton and, in {facts['import_ms']:.0f} ms, w4gen; in the order of the table."
+    )
+    warmed = "{kernels} kernels of {model} in {format}, compiled by {workers} processes with an empty cache: {seconds} s."
+    return "\n\n".join([about, "\n".join(lines), warmed.format(**facts["warmed"])])
+
+
 def section(path: Path) -> str:
     """One file of results, with where it comes from."""
     return told(json.loads(path.read_text()), path.stem)
@@ -198,6 +211,7 @@ def told(facts: Mapping[str, Any], name: str) -> str:
     parts += [f"Memory beyond inputs and output: at most {max(extra):.1%} of the dequantized weight."] if extra else []
     parts += [LADDER, *map(ladder, facts["ladders"])] if "ladders" in facts else []
     parts += [tools(facts)] if "tools" in facts else []
+    parts += [first_calls(facts)] if "first_calls" in facts else []
     parts += [curve(facts)] if "total_us" in facts else []
     parts += [PAID, amortized(facts["amortized"])] if "amortized" in facts else []
     parts += [ceilings(facts)] if "figures" in facts else []

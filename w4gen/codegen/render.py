@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ class Kernel:
         return f"<kernel {self.name} of {len(self.pieces)} functions: {self.problem} | {self.schedule}>"
 
 
+@lru_cache(maxsize=8)
 def environment(folder: Path) -> jinja2.Environment:
     """Templates that parse as Python: block marks are comments, and a lone `{{ call() }}` keeps its indentation.
 
