@@ -53,6 +53,7 @@ bench:
 	$(PYTHON) -m w4gen.cli profile Qwen2.5-1.5B --out docs/results/profile-qwen2.5-1.5b-h200.json
 	$(PYTHON) -m w4gen.bench.host --out docs/results/host-h200.json
 	$(PYTHON) -m w4gen.bench.end_to_end --out docs/results/end-to-end-qwen2.5-1.5b-h200.json
+	$(PYTHON) -m w4gen.bench.invariant --format int4_g128 --format nf4_g64 --out docs/results/batch-invariant-h200.json
 	$(PYTHON) -m w4gen.bench.first --out docs/results/first-calls-h200.json
 	$(PYTHON) -m w4gen.bench.sanitize --out docs/results/sanitizer-h200.json
 	$(PYTHON) -m w4gen.bench.end_to_end --model llama-3.1-8b --budget 300 --out docs/results/end-to-end-llama-3.1-8b-h200.json

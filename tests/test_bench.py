@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click.testing
 import pytest
@@ -17,7 +18,8 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import w4gen
-from w4gen.bench import decoder, end_to_end, end_to_end_report, host, limits, replay, tokens
+from w4gen.bench import decoder, end_to_end, end_to_end_report, host, invariant, limits, replay, report, tokens
+from w4gen.runtime.timer import Timing
 
 
 @pytest.fixture(autouse=True)
@@ -324,3 +326,39 @@ def test_the_page_explains_where_the_time_of_a_token_goes(tmp_path: Path) -> Non
 
 def test_no_results_make_no_page(tmp_path: Path) -> None:
     assert end_to_end_report.document(tmp_path) == ""
+
+
+def test_the_cost_of_batch_invariance_is_measured_and_rows_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU, with made-up times: which calls are timed, that rows that differ are told, and the page."""
+    timed: list[int] = []
+
+    def time_calls(calls: list[Any]) -> Timing:
+        timed.append(len([call() for call in calls]))
+        return Timing(3.0 if len(timed) % 2 else 6.0, 0.01)
+
+    monkeypatch.setattr(invariant, "time_calls", time_calls)
+    monkeypatch.setattr(invariant, "copies_for", lambda nbytes, device: 2)
+    row = invariant.measure(4, 128, 64, "int4_g64", torch.float16, torch.device("cpu"))
+    assert timed == [2] * 6
+    assert (row["us"], row["invariant_us"], row["cost"], row["alike"]) == (3.0, 6.0, 2.0, True)
+    assert row["error"] < 1e-3
+    assert "batch-invariant 6.00 (2.00 x), rows alike" in invariant.told(row)
+    w = w4gen.Weight.from_float(torch.randn(64, 128), "int4_g64")
+    x = torch.randn(4, 128).half()
+    y = w4gen.linear(x, w, batch_invariant=True)
+    assert invariant.alike(x, w, y)
+    for wrong in (0, 2, 3):
+        assert not invariant.alike(x, w, y.index_fill(0, torch.tensor(wrong), 0.0))
+    about = {
+        "device": "H200",
+        "torch": "2",
+        "triton": "3.6.0",
+        "cuda": "13",
+        "date": "today",
+        "command": "w4gen.bench.invariant ",
+    }
+    (tmp_path / "it.json").write_text(json.dumps(about | {"invariant": [row]}))
+    page = report.section(tmp_path / "it.json")
+    assert "takes 2.00 times as long." in page
+    assert "| 128 → 64 | 4 | int4_g64 | f16 | 3.00 | 6.00 | 2.00 | ±1.0% |" in page
+    assert page.endswith("| yes |")

@@ -10,7 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import triton
+import triton.language as tl
 from sass import hazards
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 
 import w4gen
 from w4gen import Format, api, cache, pipeline, toolchain
@@ -33,6 +37,9 @@ SHAPES = {
 }
 
 
+ATOMIC = re.compile(rb"(?m)^\s*(@!?%\w+\s+)?(atom|red)\.|\b(global|flat|buffer)_atomic|\bds_(add|cmpst)")
+
+
 def built(shape: str, form: str | Format, arch: str, **options: object) -> dict[str, toolchain.Binary]:
     return toolchain.build(w4gen.compile(shape, form, arch=arch, **options), ARCHES[arch])
 
@@ -43,13 +50,25 @@ def only(binaries: dict[str, toolchain.Binary]) -> toolchain.Binary:
 
 
 def check(binaries: dict[str, toolchain.Binary], arch: str) -> None:
-    """No spill, and no more of anything than the arch has."""
-    kind = "cubin" if ARCHES[arch].backend == "cuda" else "hsaco"
+    """No spill, no more of anything than the arch has, and no atomic: sums that meet in any order differ from call to call."""
+    kind, text = ("cubin", "ptx") if ARCHES[arch].backend == "cuda" else ("hsaco", "amdgcn")
     for name, binary in binaries.items():
         assert binary.spills == 0, name
         assert 0 < binary.registers <= ARCHES[arch].registers, name
         assert 0 <= binary.shared_bytes <= ARCHES[arch].shared_bytes, name
         assert binary.files[kind].startswith(b"\x7fELF")
+        assert not ATOMIC.search(binary.files[text]), name
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "gfx942"])
+def test_an_atomic_is_noticed(arch: str) -> None:
+    @triton.jit
+    def adds(y_ptr):  # type: ignore[no-untyped-def]
+        tl.atomic_add(y_ptr, 1.0)
+
+    target = GPUTarget(ARCHES[arch].backend, ARCHES[arch].target, ARCHES[arch].warp)
+    made = triton.compile(ASTSource(adds, {"y_ptr": "*fp32"}), target=target).asm
+    assert ATOMIC.search(made["ptx" if arch == "sm_90" else "amdgcn"].encode())
 
 
 @pytest.mark.parametrize("form", ["int4_g128", "nf4_g64"])

@@ -51,6 +51,15 @@ def test_the_op_is_well_behaved(form: str, bias: bool, kind: torch.dtype, gradie
     assert set(torch.library.opcheck(torch.ops.w4gen.linear, call).values()) == {"SUCCESS"}
 
 
+@pytest.mark.parametrize("activation", ["", "gelu", "silu_mul"])
+@pytest.mark.parametrize(("invariant", "residual"), [(False, True), (True, False)])
+def test_the_op_is_as_well_behaved_with_an_epilogue_and_batch_invariant(invariant: bool, activation: str, residual: bool) -> None:
+    x, buffers, added, n, *how, _, _, _, version = arguments("int4_g128", True, torch.float16)
+    more = torch.randn(3, n).half() if residual and activation != "silu_mul" else None
+    result = torch.library.opcheck(torch.ops.w4gen.linear, (x, buffers, added, n, *how, invariant, activation, more, version))
+    assert set(result.values()) == {"SUCCESS"}
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_the_gradient_of_the_op_is_an_op_as_well_behaved(kind: torch.dtype) -> None:
     _, buffers, _, _, *how, _, _, _, version = arguments("int4_g128", False, kind)

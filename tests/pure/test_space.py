@@ -148,6 +148,11 @@ def test_explain_shows_candidates_and_why_they_lost() -> None:
     assert any("times the one taken" in each["why"] for each in others)
     assert any(each["why"].startswith("refused: x takes") for each in others)
     assert 0 < facts["legal"] < facts["tried"]
+    done = CliRunner().invoke(cli, ["explain", "--shape", "8x4096x4096", "--arch", "sm_90", "--all", "--json"])
+    every = json.loads(done.output)["candidates"]
+    assert len(every) == facts["tried"]
+    assert sum(each["why"].startswith("refused: ") for each in every) == facts["tried"] - facts["legal"]
+    assert all(each in every for each in facts["candidates"])
     words = CliRunner().invoke(cli, ["explain", "--shape", "8x4096x4096", "--arch", "sm_90"]).output
     assert "candidates" in words
     assert f"{facts['legal']} of {facts['tried']} schedules are legal" in words

@@ -29,7 +29,7 @@ unrounded product in float64; *equal* counts launches, each into an output poiso
 
 COMMANDS = (
     "w4gen.bench.compare ", "w4gen.cli bench ", "w4gen.cli curve ", "w4gen.cli roofline ", "w4gen.cli profile ",
-    "w4gen.bench.sanitize ", "w4gen.bench.first ",
+    "w4gen.bench.sanitize ", "w4gen.bench.first ", "w4gen.bench.invariant ", "w4gen.bench.backward ",
 )  # fmt: skip
 """What made the files of results that are told of here; others are of other measurements."""
 
@@ -195,6 +195,18 @@ def first_calls(facts: dict[str, Any]) -> str:
     return "\n\n".join([about, "\n".join(lines), warmed.format(**facts["warmed"])])
 
 
+def invariant(rows: list[dict[str, Any]]) -> str:
+    """What batch invariance costs, as a table."""
+    heads = "| K → N | M | format | x | µs | batch-invariant µs | × | spread | error | rows alike |"
+    lines = [heads, "|---|---|---|---|---|---|---|---|---|---|"]
+    for row in rows:
+        asked = f"{row['k']} → {row['n']} | {row['m']} | {row['format']} | {row['dtype']}"
+        times = f"{row['us']:.2f} | {row['invariant_us']:.2f} | {row['cost']:.2f} | ±{row['spread']:.1%}"
+        lines.append(f"| {asked} | {times} | {row['error']:.1e} | {'yes' if row['alike'] else 'NO'} |")
+    mean = f"In the geometric mean a batch-invariant call takes {geometric_mean(row['cost'] for row in rows):.2f} times as long."
+    return "\n\n".join([mean, "\n".join(lines)])
+
+
 def section(path: Path) -> str:
     """One file of results, with where it comes from."""
     return told(json.loads(path.read_text()), path.stem)
@@ -212,6 +224,7 @@ def told(facts: Mapping[str, Any], name: str) -> str:
     parts += [LADDER, *map(ladder, facts["ladders"])] if "ladders" in facts else []
     parts += [tools(facts)] if "tools" in facts else []
     parts += [first_calls(facts)] if "first_calls" in facts else []
+    parts += [invariant(facts["invariant"])] if "invariant" in facts else []
     parts += [curve(facts)] if "total_us" in facts else []
     parts += [PAID, amortized(facts["amortized"])] if "amortized" in facts else []
     parts += [ceilings(facts)] if "figures" in facts else []

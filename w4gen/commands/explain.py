@@ -33,11 +33,12 @@ TRIED = (
 @click.command()
 @question
 @as_json
-def explain(as_json: bool, **options: Any) -> None:
+@click.option("--all", "every", is_flag=True, help="show every candidate, not only the first of each kind")
+def explain(as_json: bool, every: bool, **options: Any) -> None:
     """Show the path that a shape takes, kernel or fallback, and why others were refused."""
     problem, arch, rows = asked(**options)
     facts = explained(problem, arch, rows)
-    facts |= ranked(problem, arch, Schedule.parse(facts["schedule"]), rows)
+    facts |= ranked(problem, arch, Schedule.parse(facts["schedule"]), rows, every)
     if as_json:
         tell(facts)
         return
@@ -95,15 +96,17 @@ SHOWN, REFUSED = 6, 3
 """Candidates of each kind that are shown."""
 
 
-def ranked(problem: Problem, arch: Arch, schedule: Schedule, rows: int) -> dict[str, Any]:
-    """Schedules that the hardware offers, with predicted times: the first ones, the one taken, and some that are refused."""
+def ranked(problem: Problem, arch: Arch, schedule: Schedule, rows: int, every: bool) -> dict[str, Any]:
+    """Schedules that the hardware offers, with predicted times: the one taken, the first or all others, and those refused."""
     found = candidates(lower(problem), arch, rows)
     legal = [each for each in found if not each.refused]
-    refused = list({each.refused: each for each in found if each.refused}.values())
+    refused = [each for each in found if each.refused]
     own = judged(lower(problem), schedule, arch, rows)
-    shown = [each for each in legal if each.schedule != schedule][:SHOWN]
+    shown = [each for each in legal if each.schedule != schedule]
+    if not every:
+        shown, refused = shown[:SHOWN], list({each.refused: each for each in refused}.values())[:REFUSED]
     told = [{"schedule": "as it is", **_predicted(own, own)}] + [
-        {"schedule": changes(each.schedule, schedule), **_predicted(each, own)} for each in (*shown, *refused[:REFUSED])
+        {"schedule": changes(each.schedule, schedule), **_predicted(each, own)} for each in (*shown, *refused)
     ]
     return {"tried": len(found), "legal": len(legal), "candidates": told}
 
