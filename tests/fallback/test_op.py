@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 
 import w4gen
 from w4gen.errors import ShapeError, W4Error
@@ -176,6 +177,39 @@ def test_vmap_over_x_is_a_loop_over_x(shape: tuple[int, ...], dim: int) -> None:
     layer, x = module(), x_of(*shape)
     looped = torch.stack([layer(each) for each in x.unbind(dim)])
     assert torch.equal(torch.vmap(layer, in_dims=dim)(x), looped)
+
+
+@pytest.mark.parametrize("activation", ["", "gelu"])
+@pytest.mark.parametrize("moved", [("x",), ("bias",), ("x", "bias", "residual")], ids="-".join)
+def test_forward_mode_is_the_same_layer_of_the_tangent(moved: tuple[str, ...], activation: str) -> None:
+    """The op alone would drop tangents without a word."""
+    w = w4gen.Weight.from_float(torch.randn(10, 70), "int4_g64")
+    given = {"x": torch.randn(3, 70), "bias": torch.randn(10), "residual": torch.randn(3, 10)}
+    tangents = {name: torch.randn_like(given[name]) for name in moved}
+    gelu = torch.nn.functional.gelu if activation else lambda sums: sums
+
+    def ours(chosen: dict[str, torch.Tensor]) -> torch.Tensor:
+        return w4gen.linear(w=w, activation=activation, **(given | chosen))
+
+    def plain(chosen: dict[str, torch.Tensor]) -> torch.Tensor:
+        all = given | chosen
+        return gelu(torch.nn.functional.linear(all["x"], w.dequantize(), all["bias"])) + all["residual"]
+
+    chosen = {name: given[name] for name in moved}
+    for found, expected in zip(torch.func.jvp(ours, (chosen,), (tangents,)), torch.func.jvp(plain, (chosen,), (tangents,))):
+        torch.testing.assert_close(found, expected)
+    with forward_ad.dual_level():
+        y = ours({name: forward_ad.make_dual(chosen[name], tangents[name]) for name in moved})
+        torch.testing.assert_close(forward_ad.unpack_dual(y).tangent, expected)
+
+
+def test_a_module_has_its_jacobian_forward() -> None:
+    layer, x = module(kind=torch.float32), x_of(3, kind=torch.float32)
+    found = torch.func.jacfwd(layer)(x)
+    expected = layer.weight.dequantize()
+    for row in range(3):
+        torch.testing.assert_close(found[row, :, row], expected)
+        assert not found[row, :, row - 1].any()
 
 
 def test_vmap_over_a_bias_is_refused() -> None:

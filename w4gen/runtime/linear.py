@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from w4gen.errors import FormatError, ShapeError
 from w4gen.formats import named
@@ -60,12 +61,23 @@ def _call(
     """The op, for x of any number of dimensions and rows; activation and residual come after it where gradients are asked for."""
     rows, how = x.reshape(-1, x.shape[-1]), (n, format, layout, invariant)
     given = [each for each in (x, bias, residual) if each is not None]
+    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(each).tangent is not None for each in given):
+        return finished(_dual(rows, buffers, bias, how).reshape(*x.shape[:-1], n), activation, residual)
     if (activation or residual is not None) and torch.is_grad_enabled() and any(each.requires_grad for each in given):
         y = torch.ops.w4gen.linear(rows, list(buffers), bias, *how, "", None, VERSION)
         return finished(y.reshape(*x.shape[:-1], n), activation, residual)
     added = None if residual is None else residual.reshape(-1, residual.shape[-1])
     y = torch.ops.w4gen.linear(rows, list(buffers), bias, *how, activation, added, VERSION)
     return y.reshape(*x.shape[:-1], y.shape[-1])
+
+
+def _dual(x: torch.Tensor, buffers: tuple[torch.Tensor, ...], bias: torch.Tensor | None, how: tuple[Any, ...]) -> torch.Tensor:
+    """The op in forward mode, of which its registration with PyTorch knows nothing: its tangent is the layer of x's tangent."""
+    primal, tangent = forward_ad.unpack_dual(x)
+    y = torch.ops.w4gen.linear(primal, list(buffers), None, *how, "", None, VERSION)
+    if tangent is not None:
+        y = forward_ad.make_dual(y, torch.ops.w4gen.linear(tangent, list(buffers), None, *how, "", None, VERSION))
+    return y if bias is None else y + bias.to(y.dtype)
 
 
 def _check(
