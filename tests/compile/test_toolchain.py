@@ -190,6 +190,11 @@ def test_small_floats_and_small_groups_compile_for_few_rows(arch: str, dtype: st
     check(built("8x1536x1024", form, arch, dtype=dtype), arch)
 
 
+@pytest.mark.parametrize(("arch", "n"), [("sm_80", 9224), ("sm_90", 17000), ("sm_120", 30008)])
+def test_look_ups_of_a_ragged_k_do_not_spill(arch: str, n: int) -> None:
+    check(built(f"32x7912x{n}", "nf4_g64", arch), arch)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FAMILIES)
 @pytest.mark.parametrize("shape", ["one row", "gemm 16", "dequant"])

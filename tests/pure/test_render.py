@@ -387,6 +387,12 @@ def test_fast_templates_refuse_steps_that_run_over_the_end(schedule: Schedule) -
         rendered(problem, schedule)
 
 
+def test_a_ring_of_one_piece_is_refused() -> None:
+    """It would wait for all but -1 of the copies, which assembles."""
+    with pytest.raises(TemplateError, match="ring=1, take 2 or more"):
+        rendered(asked(m=(2, 8)), replace(FAST_MMA, ring=1))
+
+
 @pytest.mark.parametrize(("name", "power"), [("e2m1_g128", 14), ("fp8_e4m3", 8), ("fp8_e5m2", 0)])
 def test_sums_make_up_for_the_power_that_decoding_left_out(name: str, power: int) -> None:
     """No rule gives these kernels; a schedule of one's own may. Chains of halves cannot make up for it, and are refused."""

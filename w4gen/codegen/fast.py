@@ -36,6 +36,8 @@ class MmaPrinter(GluonPrinter):
     @property
     def ring(self) -> int:
         """Pieces of x in flight, of those that a warp has."""
+        if self.schedule.ring < 2:
+            raise TemplateError(f"gemv_mma asks for x while the piece before is read: ring={self.schedule.ring}, take 2 or more")
         return min(int(self.schedule.ring), self.turns * self.step_k // 64 + 1)
 
     LONG = 8500
