@@ -177,6 +177,55 @@ def test_inductor_compiles_without_a_graph_break(mode: str) -> None:
                 assert torch.equal(compiled(it.x[:m]), it.layer(it.x[:m]))
 
 
+@pytest.mark.parametrize("m", ROWS)
+@pytest.mark.parametrize("inside", [True, False], ids=["inside first", "outside first"])
+def test_the_first_call_may_be_in_inference_mode_or_not(inside: bool, m: int) -> None:
+    ops.LAUNCHES.clear()
+    it, found = case("int4_g128", m, 256, 1536), []
+    for turn in range(4):
+        with torch.inference_mode(inside == (turn % 2 == 0)):
+            found.append(it.layer(it.x))
+    assert all(torch.equal(each, found[0]) for each in found)
+    assert it.error(found[0]) <= it.limit()
+    x = it.x.clone().requires_grad_()
+    it.layer(x).sum().backward()
+    assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_autocast_and_vmap_give_the_bits_of_a_plain_call(kind: torch.dtype) -> None:
+    it = case("int4_g128", 48, 256, 1536, kind, bias=True)
+    expected = it.layer(it.x)
+    with torch.autocast("cuda", dtype=kind):
+        assert torch.equal(it.layer(it.x.float()), expected)
+    assert torch.equal(torch.vmap(it.layer)(it.x.view(6, 8, -1)).view_as(expected), expected)
+    tangent = torch.randn_like(it.x)
+    _, found = torch.func.jvp(it.layer, (it.x,), (tangent,))
+    truth = tangent.double() @ it.w.T
+    assert ((found.double() - truth).norm() / truth.norm()).item() <= it.limit()
+
+
+def test_an_exported_model_runs_for_other_numbers_of_rows() -> None:
+    it = case("nf4_g64", 100, 256, 1536)
+    exported = torch.export.export(it.layer, (it.x,), dynamic_shapes=({0: torch.export.Dim("m", min=2, max=4096)},)).module()
+    for m in (2, 9, 33, 100):
+        assert torch.equal(exported(it.x[:m]), it.layer(it.x[:m]))
+
+
+@pytest.mark.parametrize("buffers", [True, False])
+def test_accelerate_offloads_a_layer_from_a_cpu(buffers: bool) -> None:
+    """Codes come to the GPU as the CPU has them; calls that follow each other find them at other addresses."""
+    accelerate = pytest.importorskip("accelerate")
+    torch.manual_seed(0)
+    plain = torch.nn.Sequential(*(w4gen.Linear.from_float(torch.nn.Linear(512, 512), "int4_g128") for _ in range(3))).half()
+    offloaded, x = copy.deepcopy(plain), torch.randn(8, 512, device="cuda").half()
+    accelerate.cpu_offload(offloaded, execution_device=torch.device("cuda"), offload_buffers=buffers)
+    expected = plain.cpu().float()(x.cpu().float())
+    for _ in range(3):
+        torch.testing.assert_close(offloaded(x).cpu().float(), expected, rtol=2e-2, atol=2e-2)
+    assert offloaded[0].codes.is_meta == buffers
+
+
 def test_offsets_past_2_to_the_31() -> None:
     """y has more elements than 32 bits reach, and a grid more than 65,535 programs along m. A few rows are worked out anew."""
     m, n, k, form = 2**22 + 5, 1024, 64, "int4_g64"
