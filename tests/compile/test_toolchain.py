@@ -190,9 +190,16 @@ def test_small_floats_and_small_groups_compile_for_few_rows(arch: str, dtype: st
     check(built("8x1536x1024", form, arch, dtype=dtype), arch)
 
 
-@pytest.mark.parametrize(("arch", "n"), [("sm_80", 9224), ("sm_90", 17000), ("sm_120", 30008)])
-def test_look_ups_of_a_ragged_k_do_not_spill(arch: str, n: int) -> None:
-    check(built(f"32x7912x{n}", "nf4_g64", arch), arch)
+@pytest.mark.parametrize(
+    ("arch", "shape", "form", "dtype"),
+    [
+        ("sm_86", "32x7912x30008", "nf4_g64", "float16"),
+        ("sm_90", "32x7912x17000", "nf4_g64", "float16"),
+        ("sm_120", "32x4840x11224", "int2_g64", "bfloat16"),
+    ],
+)
+def test_what_leaves_few_registers_does_not_spill(arch: str, shape: str, form: str, dtype: str) -> None:
+    check(built(shape, form, arch, dtype=dtype), arch)
 
 
 @pytest.mark.slow

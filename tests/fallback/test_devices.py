@@ -53,6 +53,24 @@ def test_a_call_that_a_capture_cannot_hold_is_refused_first(monkeypatch: pytest.
         y.sum().backward()
 
 
+def test_a_first_call_inside_a_capture_names_the_call_to_make_and_loads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, loaded = cases.call("int4_g128", 2, 16, 256), []
+    call = case.x, list(case.w.buffers), None, case.w.n, str(case.w.format), str(case.w.layout)
+    monkeypatch.setattr(ops, "LAUNCHES", {})
+    monkeypatch.setattr(ops, "launcher", lambda *_: loaded.append(1) or (lambda *_: None))
+    monkeypatch.setattr(ops, "capturing", lambda device: True)
+    with pytest.raises(
+        W4Error, match=r"call layer\(torch.zeros\(2, 256, dtype=torch.float16, device='cpu'\)\) once before the capture"
+    ):
+        ops.on_gpu(*call)
+    assert not loaded
+    monkeypatch.setattr(ops, "capturing", lambda device: False)
+    ops.on_gpu(*call)
+    monkeypatch.setattr(ops, "capturing", lambda device: True)
+    ops.on_gpu(*call)
+    assert loaded == [1], "a call that was made before is captured"
+
+
 def test_nothing_is_captured_on_a_cpu() -> None:
     assert not launch.capturing(torch.device("cpu"))
 

@@ -155,9 +155,15 @@ def _fast(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
         return None  # each program would read too much of x: gemm reads it once for more outputs
     if problem.m == (1, 1) and problem.x == F16 and form.bits <= 4 and form.affine and beside and not problem.epilogue:
         return _halves(problem, block_k, arch)
-    tiles, steps = -(-min(m, 32 if plain or small_steps else 16) // 8), -(-k // block_k)
-    ragged = looked_up and tiles > 1 and k % block_k > 0  # masks along k leave no registers for a second block, or to spare
-    rows = 2 if layout.size("n") % 32 == 0 and n >= (16384 if looked_up and tiles > 1 else 8192) and not ragged else 1
+    # masks along k beside a look-up, and several scales of a step that cannot be halved, leave few registers
+    ragged = looked_up and k % block_k > 0
+    narrow = (ragged or not (single or 64 in several)) and "wgmma" not in arch.features
+    tiles, steps = -(-min(m, 32 if plain or small_steps else 8 if narrow else 16) // 8), -(-k // block_k)
+    rows = (
+        2
+        if layout.size("n") % 32 == 0 and n >= (16384 if looked_up and tiles > 1 else 8192) and not (ragged and tiles > 1)
+        else 1
+    )
     room = SHARED - (128 * 4**form.bits if looked_up else 0)
     warps = 8 if (looked_up or n < 16 * rows * 2 * arch.sms) and k >= 4096 else 4
     warps = next(each for each in (8, 4, 2, 1) if each <= warps and 2 * each * tiles * 1024 <= room)
@@ -173,7 +179,7 @@ def _fast(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
         warps=warps,
         stages=2 if steps > 3 * warps else 3,
         ring=min(8, room // (warps * tiles * 1024)),
-        maxnreg=bound if looked_up and not ragged else 0,
+        maxnreg=bound if looked_up and not (ragged and tiles > 1) else 0,
         overlap=int("dependent_launch" in arch.features),
     )
 
