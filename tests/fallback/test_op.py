@@ -11,6 +11,7 @@ import oracle
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
@@ -117,11 +118,14 @@ def test_a_compiled_model_gives_gradients(backend: str) -> None:
 def test_inductor_compiles_without_a_graph_break(mode: str) -> None:
     """On a CPU reduce-overhead has no graphs of CUDA to take; it is the same trace."""
     torch._dynamo.reset()
+    counters.clear()
     model = torch.nn.Sequential(module(), torch.nn.ReLU())
     compiled = torch.compile(model, fullgraph=True, dynamic=True, mode=mode)
     with torch.inference_mode():
-        for rows in (1, 3, 40):
+        for rows in M:
             assert torch.equal(compiled(x_of(rows)), model(x_of(rows)))
+    assert 1 <= counters["stats"]["unique_graphs"] <= 2
+    assert not counters["graph_break"]
 
 
 def test_an_exported_model_is_saved_and_loaded() -> None:

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 from truth import KINDS, Case, case
 
 import w4gen
@@ -167,6 +168,7 @@ def test_a_layer_saved_on_a_gpu_loads_on_a_cpu_and_back() -> None:
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_inductor_compiles_without_a_graph_break(mode: str) -> None:
     torch._dynamo.reset()
+    counters.clear()
     it = case("int4_g128", 200, 256, 1536)
     compiled = torch.compile(it.layer, fullgraph=True, dynamic=True, mode=mode)
     with torch.inference_mode():
@@ -175,6 +177,8 @@ def test_inductor_compiles_without_a_graph_break(mode: str) -> None:
             for _ in range(3):
                 torch.compiler.cudagraph_mark_step_begin()
                 assert torch.equal(compiled(it.x[:m]), it.layer(it.x[:m]))
+    assert counters["stats"]["unique_graphs"] <= 2
+    assert not counters["graph_break"]
 
 
 @pytest.mark.parametrize("m", ROWS)
