@@ -155,20 +155,18 @@ def _fast(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
         return None  # each program would read too much of x: gemm reads it once for more outputs
     if problem.m == (1, 1) and problem.x == F16 and form.bits <= 4 and form.affine and beside and not problem.epilogue:
         return _halves(problem, block_k, arch)
-    # masks along k beside a look-up, and several scales of a step that cannot be halved, leave few registers
-    ragged = looked_up and k % block_k > 0
-    narrow = (ragged or not (single or 64 in several)) and "wgmma" not in arch.features
-    tiles, steps = -(-min(m, 32 if plain or small_steps else 8 if narrow else 16) // 8), -(-k // block_k)
-    rows = (
-        2
-        if layout.size("n") % 32 == 0 and n >= (16384 if looked_up and tiles > 1 else 8192) and not (ragged and tiles > 1)
-        else 1
-    )
+    # registers: wgmma's archs have them for more tiles; masks along k beside a look-up take some, as do several scales of a step
+    scarce, ragged = "wgmma" not in arch.features, looked_up and k % block_k > 0
+    narrow = scarce and (ragged or not (single or 64 in several))
+    most = 32 if (plain or small_steps) and not scarce else 8 if narrow else 16
+    tiles, steps = -(-min(m, most) // 8), -(-k // block_k)
+    paired = n >= (16384 if looked_up and tiles > 1 else 8192) and not (ragged and tiles > 1)
+    rows = 2 if paired and layout.size("n") % 32 == 0 else 1
     room = SHARED - (128 * 4**form.bits if looked_up else 0)
     warps = 8 if (looked_up or n < 16 * rows * 2 * arch.sms) and k >= 4096 else 4
     warps = next(each for each in (8, 4, 2, 1) if each <= warps and 2 * each * tiles * 1024 <= room)
     # look-ups are asked for far ahead otherwise
-    bound = (128 if tiles == 1 else 168) if n >= 16384 or (tiles > 1 and "wgmma" not in arch.features) else 0
+    bound = (128 if tiles == 1 else 168) if n >= 16384 or (tiles > 1 and scarce) else 0
     return Schedule(
         template="gemv_mma",
         block_m=8 * tiles,
