@@ -18,7 +18,7 @@ from w4gen.ir.problem import Problem
 from w4gen.ir.types import F32, Format
 from w4gen.pipeline import made
 from w4gen.runtime.dtypes import OURS
-from w4gen.runtime.interpreter import mend_bf16
+from w4gen.runtime.interpreter import mend
 from w4gen.schedule.arch import ARCHES
 from w4gen.schedule.schedule import Schedule
 from w4gen.schedule.stored import layout_for
@@ -45,7 +45,7 @@ def test_every_code_decodes_to_its_value_rounded_once(name: str, kind: torch.dty
     dense = torch.full((n, k), 77.0, dtype=kind)
     given = {f"{each}_ptr": buffer for each, buffer in zip(w.names, w.buffers, strict=True)} | {"dense_ptr": dense}
     (piece,) = kernel.pieces
-    mend_bf16()
+    mend()
     toolchain.function(kernel, piece)[kernel.programs(piece, 2)](*(given[name] for name in piece.arguments))
     expected = torch.tensor(np.array(oracle.VALUES[name])[codes], dtype=torch.float64).float().to(kind)
     assert torch.equal(torch.nan_to_num(dense, nan=-1234.0), torch.nan_to_num(expected, nan=-1234.0))

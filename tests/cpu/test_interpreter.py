@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from w4gen.runtime.interpreter import mend_bf16
+from w4gen.runtime.interpreter import mend
 
 
 @triton.jit
@@ -22,7 +22,7 @@ def arithmetic(x_ptr, y_ptr, sum_ptr, product_ptr, near_ptr, dot_ptr):
 
 
 def test_bf16_arithmetic_casts_constants_and_dots(rng: np.random.Generator) -> None:
-    mend_bf16()
+    mend()
     a, b = (oracle.to_bf16(rng.standard_normal((16, 16))) for _ in range(2))
     x, y = (torch.from_numpy(each).bfloat16() for each in (a, b))
     results = [torch.zeros(16, 16, dtype=torch.bfloat16) for _ in range(3)] + [torch.zeros(16, 16)]

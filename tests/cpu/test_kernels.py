@@ -28,7 +28,7 @@ from w4gen.ir.problem import Problem
 from w4gen.pipeline import compile, made
 from w4gen.runtime import check, launch, ops
 from w4gen.runtime.dtypes import OURS
-from w4gen.runtime.interpreter import mend_bf16
+from w4gen.runtime.interpreter import mend
 from w4gen.schedule.arch import ARCHES, M16K16
 from w4gen.schedule.rules import BUCKETS, bucket
 from w4gen.schedule.schedule import Schedule
@@ -292,7 +292,7 @@ def check_dense(case: cases.Call) -> None:
     dense = torch.full((n, k), torch.nan, dtype=kind)
     given = {f"{name}_ptr": each for name, each in zip(case.w.names, case.w.buffers, strict=True)} | {"dense_ptr": dense}
     (piece,) = kernel.pieces
-    mend_bf16()
+    mend()
     toolchain.function(kernel, piece)[kernel.programs(piece, 2)](*(given[name] for name in piece.arguments))
     assert torch.equal(dense, torch.from_numpy(case.true_w).float().to(kind))
 

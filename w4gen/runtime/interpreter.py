@@ -1,4 +1,4 @@
-"""bf16 in Triton's interpreter, as a GPU has it.
+"""Triton's interpreter: bf16 as a GPU has it, and without work whose result it throws away.
 
 The interpreter of Triton 3.6 keeps bf16 as u16 and then computes on the bit patterns (dot, arithmetic), truncates where a GPU
 rounds, and knows no bf16 constants. Without this a check of a bf16 kernel would say nothing of the kernel.
@@ -7,6 +7,7 @@ rounds, and knows no bf16 constants. Without this a check of a bf16 kernel would
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -25,8 +26,14 @@ def narrow_bits(single: Any) -> Any:
 
 
 @cache
+def mend() -> None:
+    """Change the interpreter of this process. Done once."""
+    mend_bf16()
+    skip_overflow_checks()
+
+
 def mend_bf16() -> None:
-    """Teach the interpreter of this process: operations on bf16 in f32, rounded to nearest even. Done once."""
+    """Operations on bf16 in f32, rounded to nearest even."""
     import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder as Builder
     from triton.runtime.interpreter import TensorHandle
@@ -60,3 +67,14 @@ def mend_bf16() -> None:
     Builder.binary_op, Builder.create_dot, Builder.cast_impl = binary, dot, cast
     Builder.create_fp_to_fp = lambda self, source, kind, _: cast(self, source, kind)
     Builder.get_bf16 = constant
+
+
+def skip_overflow_checks() -> None:
+    """Halve the interpreter's time; no result changes.
+
+    It computes every sum and product of integers again in 64 bits for an assertion, which it makes only under `debug`.
+    """
+    from triton.runtime.interpreter import interpreter_builder as builder
+
+    if not builder.options.debug:
+        builder.options = replace(builder.options, sanitize_overflow=False)

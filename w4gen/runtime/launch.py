@@ -18,7 +18,7 @@ from w4gen.errors import ShapeError
 from w4gen.ir.problem import Problem
 from w4gen.runtime.dtypes import torch_dtype
 from w4gen.runtime.epilogue import finished
-from w4gen.runtime.interpreter import mend_bf16
+from w4gen.runtime.interpreter import mend
 from w4gen.runtime.weight import Weight
 from w4gen.schedule.arch import ARCHES, Arch, arch, for_capability
 from w4gen.schedule.stored import layout_for
@@ -139,7 +139,7 @@ def unwritten(buffers: Sequence[torch.Tensor | None]) -> bool:
 
 
 def _interpreted(kernel: Kernel, piece: Piece, device: torch.device, overlap: bool) -> Callable[..., None]:
-    mend_bf16()
+    mend()
     function = toolchain.function(kernel, piece)
     return lambda grid, given: function[grid](*given)
 
