@@ -300,11 +300,14 @@ def disassemble(cubin: bytes) -> str:
 
 
 def _cuda_usage(cubin: bytes) -> dict[str, int]:
-    found = re.search(r"REG:(\d+)\s+STACK:\d+\s+SHARED:(\d+)", _look("cuobjdump", "-res-usage", cubin))
-    spills = len(re.findall(r"\b(?:LDL|STL)\b", disassemble(cubin)))
+    usage = _look("cuobjdump", "-res-usage", cubin)
+    found = re.search(r"REG:(\d+)\s+STACK:(\d+)\s+SHARED:(\d+)\s+LOCAL:(\d+)", usage)
     if found is None:
         raise ToolchainError("cuobjdump printed no resource usage: this triton's tools are not the ones w4gen knows")
-    return {"registers": int(found[1]), "spills": spills, "shared_bytes": int(found[2])}
+    registers, stack, shared, local = map(int, found.groups())
+    # a spill needs memory of the thread's own; to disassemble takes longer than to compile
+    spills = len(re.findall(r"\b(?:LDL|STL)\b", disassemble(cubin))) if stack or local else 0
+    return {"registers": registers, "spills": spills, "shared_bytes": shared}
 
 
 def _hip_usage(text: str) -> dict[str, int]:

@@ -7,11 +7,13 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache as once
 from pathlib import Path
 
 import pytest
 import triton
 import triton.language as tl
+from arrays import pairwise, thinned
 from sass import hazards
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -71,9 +73,15 @@ def test_an_atomic_is_noticed(arch: str) -> None:
     assert ATOMIC.search(made["ptx" if arch == "sm_90" else "amdgcn"].encode())
 
 
-@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64"])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("arch", ARCHES)
+DECODED = {"exponent trick": "int4_g128", "look-up": "nf4_g64", "exponent shift": "e2m1_g32"}
+"""A format for each way to decode."""
+
+
+def test_there_is_no_other_way_to_decode() -> None:
+    assert {family.decoding for family in FAMILIES.values()} == set(DECODED)
+
+
+@pytest.mark.parametrize(("arch", "shape", "form"), thinned(ARCHES, SHAPES, DECODED.values(), strength=2))
 def test_every_template_compiles_for_every_arch(arch: str, shape: str, form: str) -> None:
     check(built(SHAPES[shape], form, arch), arch)
 
@@ -164,9 +172,12 @@ def test_rows_of_a_pair_are_in_lanes_four_apart(lanes: str, right: bool, tmp_pat
     assert right or "trivial" in done.stderr
 
 
-@pytest.mark.parametrize("form", ["uint4_g128_z", "uint4_g32_m", "int8_g128", "e2m1_g32"])
-@pytest.mark.parametrize("shape", ["one row", "gemm 16", "dequant"])
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "gfx942"])
+OTHERS = ["uint4_g128_z", "uint4_g32_m", "int8_g128", "e2m1_g32"]
+
+
+@pytest.mark.parametrize(
+    ("arch", "shape", "form"), thinned(["sm_80", "sm_90", "gfx942"], ["one row", "gemm 16", "dequant"], OTHERS, strength=2)
+)
 def test_other_formats_compile_for_an_arch_of_each_kind(arch: str, shape: str, form: str) -> None:
     assert not any(binary.spills for binary in built(SHAPES[shape], form, arch).values())
 
@@ -175,16 +186,18 @@ NARROW = [Format("bit", bits=1, group=32), Format("bit", bits=1, group=-1), Form
 FORMS = ["int4_g32", "int4_row", "uint4_g128_z", "uint4_g32_m", "int8_g128", "e2m1_g32", "nf4_g64", *NARROW]
 
 
-@pytest.mark.parametrize("form", ["int3_g128", "int1_g128", "fp8_e4m3", "mxfp4", "nvfp4", "nf4_dq", "q5_k"])
-@pytest.mark.parametrize("shape", ["one row", "gemm 16"])
-@pytest.mark.parametrize("arch", ["sm_90", "gfx942"])
+KINDS = ["int3_g128", "int1_g128", "fp8_e4m3", "mxfp4", "nvfp4", "nf4_dq", "q5_k"]
+
+
+@pytest.mark.parametrize(("arch", "shape", "form"), thinned(["sm_90", "gfx942"], ["one row", "gemm 16"], KINDS, strength=2))
 def test_a_format_of_each_kind_compiles_without_spills(arch: str, shape: str, form: str) -> None:
     check(built(SHAPES[shape], form, arch), arch)
 
 
-@pytest.mark.parametrize("form", ["mxfp4", "nvfp4", "mxfp8", "fp8_e4m3", "int4_g32", "int2_g16", "nf4_g32"])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+SMALL = ["mxfp4", "nvfp4", "mxfp8", "fp8_e4m3", "int4_g32", "int2_g16", "nf4_g32"]
+
+
+@pytest.mark.parametrize(("arch", "dtype", "form"), thinned(["sm_80", "sm_90"], ["float16", "bfloat16"], SMALL, strength=2))
 def test_small_floats_and_small_groups_compile_for_few_rows(arch: str, dtype: str, form: str) -> None:
     assert w4gen.compile("8x1536x1024", form, arch=arch, dtype=dtype).name == "gemv_mma"
     check(built("8x1536x1024", form, arch, dtype=dtype), arch)
@@ -203,9 +216,7 @@ def test_what_leaves_few_registers_does_not_spill(arch: str, shape: str, form: s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", FAMILIES)
-@pytest.mark.parametrize("shape", ["one row", "gemm 16", "dequant"])
-@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize(("arch", "shape", "form"), pairwise(ARCHES, ["one row", "gemm 16", "dequant"], FAMILIES))
 def test_every_format_compiles_for_every_arch_without_spills(arch: str, shape: str, form: str) -> None:
     check(built(SHAPES[shape], form, arch), arch)
 
@@ -216,11 +227,14 @@ def test_long_steps_of_narrow_codes_do_not_spill(arch: str, form: Format) -> Non
     check(built(SHAPES["gemm 64"], form, arch), arch)
 
 
+def label(value: object) -> str:
+    if isinstance(value, tuple):
+        return " ".join(map(label, value))
+    return value.label if isinstance(value, Format) else str(value)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: getattr(form, "label", form))
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize(("arch", "shape", "form", "dtype"), pairwise(ARCHES, SHAPES, FORMS, ["float16", "bfloat16"]), ids=label)
 def test_every_pair_compiles(arch: str, shape: str, form: str | Format, dtype: str) -> None:
     """What `make compile-all` adds."""
     check(built(SHAPES[shape], form, arch, dtype=dtype), arch)
@@ -253,9 +267,15 @@ def test_odd_kernels_compile_for_sm_90(shape: str, form: str, options: dict[str,
     assert not any(binary.spills for binary in built(shape, form, "sm_90", **options).values())
 
 
+@once
+def instructions(cubin: bytes) -> list[str]:
+    """The lines of SASS of a binary; to disassemble takes as long as to compile."""
+    return toolchain.disassemble(cubin).splitlines()
+
+
 def sass(kernel: Kernel, arch: str = "sm_90") -> list[str]:
     """The instructions of a kernel's first function."""
-    return next(iter(toolchain.build(kernel, ARCHES[arch]).values())).text("sass").splitlines()
+    return instructions(next(iter(toolchain.build(kernel, ARCHES[arch]).values())).files["cubin"])
 
 
 def count(lines: list[str], instruction: str) -> int:
@@ -281,12 +301,9 @@ CARDS = ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"]
 EVENS = Format("evens", bits=1, step=2.0, origin=-2.0, group=256)
 INT2 = Format("int2", bits=2, origin=-2.0, group=128)
 FEW = ["int4_g128", "int4_g64", "int8_g128", "uint4_g128", INT2, EVENS]
-HALVES = [(form, "float16") for form in FEW if form != "int8_g128"]
-ON_CORES = [(form, dtype) for form in FEW for dtype in ("float16", "bfloat16") if (form, dtype) != ("int8_g128", "bfloat16")]
-
-
-def label(value: object) -> str:
-    return value.label if isinstance(value, Format) else str(value)
+HALVES = [form for form in FEW if form != "int8_g128"]
+ON_CORES = [(form, "float16", shape) for form in FEW for shape in ("8x1536x256", "16x1536x256")]
+ON_CORES += [(form, "bfloat16", "8x1536x256") for form in FEW if form != "int8_g128"]
 
 
 def fast(template: str, shape: str, form: str | Format, dtype: str, arch: str) -> tuple[Kernel, list[str]]:
@@ -300,7 +317,7 @@ def fast(template: str, shape: str, form: str | Format, dtype: str, arch: str) -
     declared = sum(map(int, re.findall(r"\.shared \.align \d+ \.b8 \w+\[(\d+)\]", kernel.source)))
     assert 0 < declared <= 48 * 1024
     assert declared + json.loads(binary.files["json"])["shared"] <= min(ARCHES[arch].shared_bytes, 99 * 1024)
-    lines = binary.text("sass").splitlines()
+    lines = instructions(binary.files["cubin"])
     (steps,) = map(int, re.findall(r"STEPS = gl\.constexpr\((\d+)\)", kernel.source))
     (quads,) = map(int, re.findall(r"QUADS = gl\.constexpr\((\d+)\)", kernel.source))
     blocks = kernel.schedule.block_n // 16
@@ -310,29 +327,27 @@ def fast(template: str, shape: str, form: str | Format, dtype: str, arch: str) -
     return kernel, lines
 
 
-@pytest.mark.parametrize(("form", "dtype"), HALVES, ids=label)
-@pytest.mark.parametrize("arch", CARDS)
-def test_one_row_in_halves(arch: str, form: str | Format, dtype: str) -> None:
+@pytest.mark.parametrize(("arch", "form"), thinned(CARDS, HALVES), ids=label)
+def test_one_row_in_halves(arch: str, form: str | Format) -> None:
     """Decoded values stay in the lane that they are loaded to; only the sums of a lane's four columns of k meet, at the end."""
-    _, lines = fast("gemv_half", "1x1536x256", form, dtype, arch)
+    _, lines = fast("gemv_half", "1x1536x256", form, "float16", arch)
     last = max(index for index, line in enumerate(lines) if re.search(r"\bHFMA2", line))
     assert not count(lines[:last], "SHFL")
     assert not count(lines, "HMMA|HGMMA")
 
 
-@pytest.mark.parametrize(("form", "dtype"), ON_CORES, ids=label)
-@pytest.mark.parametrize("arch", CARDS)
-def test_few_rows_on_matrix_cores(arch: str, form: str | Format, dtype: str) -> None:
+@pytest.mark.parametrize(("arch", "case"), thinned(CARDS, ON_CORES), ids=label)
+def test_few_rows_on_matrix_cores(arch: str, case: tuple[str | Format, str, str]) -> None:
     """One instruction for each 16 outputs, 16 k and 8 rows of x; decoded values stay in the lane that they are loaded to."""
-    for shape in ("8x1536x256", "16x1536x256") if dtype == "float16" else ("8x1536x256",):
-        kernel, lines = fast("gemv_mma", shape, form, dtype, arch)
-        (steps,) = map(int, re.findall(r"STEPS = gl\.constexpr\((\d+)\)", kernel.source))
-        schedule = kernel.schedule
-        expected = steps * schedule.block_k // 16 * (schedule.block_n // 16) * (schedule.block_m // 8)
-        assert count(lines, r"HMMA\.16816") == expected
-        last = max(index for index, line in enumerate(lines) if re.search(r"\bHMMA", line))
-        assert not count(lines[:last], "SHFL")
-        assert count(lines[:last], "LDSM") == steps * schedule.block_k // 32 * (schedule.block_m // 8), "x comes by ldmatrix"
+    form, dtype, shape = case
+    kernel, lines = fast("gemv_mma", shape, form, dtype, arch)
+    (steps,) = map(int, re.findall(r"STEPS = gl\.constexpr\((\d+)\)", kernel.source))
+    schedule = kernel.schedule
+    expected = steps * schedule.block_k // 16 * (schedule.block_n // 16) * (schedule.block_m // 8)
+    assert count(lines, r"HMMA\.16816") == expected
+    last = max(index for index, line in enumerate(lines) if re.search(r"\bHMMA", line))
+    assert not count(lines[:last], "SHFL")
+    assert count(lines[:last], "LDSM") == steps * schedule.block_k // 32 * (schedule.block_m // 8), "x comes by ldmatrix"
 
 
 @pytest.mark.parametrize(("form", "words"), [("int4_g32", 128), ("mxfp4", 64), ("nvfp4", 128)])
@@ -343,7 +358,7 @@ def test_the_scales_of_small_groups_are_one_load_a_step(arch: str, form: str, wo
     (binary,) = toolchain.build(kernel, ARCHES[arch]).values()
     (steps,) = map(int, re.findall(r"STEPS = gl\.constexpr\((\d+)\)", kernel.source))
     assert (kernel.name, kernel.schedule.block_k, binary.spills) == ("gemv_mma", 128, 0)
-    lines = binary.text("sass").splitlines()
+    lines = instructions(binary.files["cubin"])
     above = int(form == "nvfp4")  # one f32 for the whole weight
     assert count(lines, r"LDG\b") == steps * 3 * kernel.schedule.block_n // 16 + above
     assert count(lines, rf"LDG\.\S*\.{words}\b") == steps * (3 if words == 128 else 1) * kernel.schedule.block_n // 16
@@ -404,7 +419,7 @@ def test_many_rows_on_warps_that_multiply_apart(shape: str, form: str, dtype: st
     assert kernel.name == "gemm_wgmma"
     binary = toolchain.build(kernel, ARCHES["sm_90"])["gemm_wgmma"]
     assert (binary.spills, binary.shared_bytes <= ARCHES["sm_90"].shared_bytes) == (0, True)
-    lines = binary.text("sass").splitlines()
+    lines = instructions(binary.files["cubin"])
     schedule, format = kernel.schedule, kernel.problem.format
     sizes = {name: int(size) for name, size in re.findall(r"(\w+) = gl\.constexpr\((\d+)\)", kernel.source)}
     rest = sizes["STEPS"] % sizes["AHEAD"]
@@ -416,12 +431,11 @@ def test_many_rows_on_warps_that_multiply_apart(shape: str, form: str, dtype: st
     last = max(index for index, line in enumerate(lines) if re.search(r"\bHGMMA", line))
     assert not count(lines[:last], "SHFL|STL|LDL|I2F")
     assert count(lines, r"LDGSTS\.") == schedule.block_m * schedule.block_k // 1024, "16 bytes of x a thread"
+    check_that_nothing_writes_what_wgmma_reads(lines)
 
 
-@pytest.mark.parametrize(("shape", "form", "dtype"), MANY, ids=label)
-def test_what_wgmma_reads_is_not_written_while_it_may(shape: str, form: str, dtype: str) -> None:
+def check_that_nothing_writes_what_wgmma_reads(lines: list[str]) -> None:
     """The hazard of docs/kernels.md: from an instruction on, until all are waited for, nothing writes a register it reads."""
-    lines = sass(w4gen.compile(shape, form, dtype=dtype, arch="sm_90"))
     assert hazards(lines) == []
     assert any("HGMMA" in line for line in lines)
 
@@ -479,6 +493,14 @@ def test_a_closed_cache_still_gives_a_binary(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("W4GEN_CACHE", str(tmp_path / "file" / "cache"))
     binary = only(built("1x256x64", "int4_g128", "sm_90"))
     assert binary.files["cubin"].startswith(b"\x7fELF")
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_spills_are_counted(arch: str) -> None:
+    kernel = w4gen.compile("64x4096x4096", arch=arch)
+    squeezed = replace(kernel, schedule=replace(kernel.schedule, maxnreg=64))
+    binary = next(iter(toolchain.build(squeezed, ARCHES[arch]).values()))
+    assert binary.spills == count(instructions(binary.files["cubin"]), "(LDL|STL)") > 0
 
 
 def test_what_does_not_compile_is_named_in_one_line(fresh_cache: Path) -> None:
