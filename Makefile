@@ -8,18 +8,19 @@ TRITON ?= triton==3.6.0
 VENV ?= .venv
 BIN = $(VENV)/bin
 WORKERS ?= 2
+SHARED = -n $(WORKERS) --dist worksteal
 BUDGET ?= 150
 TYPED = w4gen/errors.py w4gen/knobs.py w4gen/paths.py w4gen/formats.py w4gen/ir w4gen/schedule w4gen/codegen \
         w4gen/progress.py w4gen/ahead.py w4gen/bundle.py w4gen/cache.py w4gen/pipeline.py w4gen/toolchain.py w4gen/tuned.py
 
-.PHONY: demo test check golden compile-all bench tuned-rows bench-docs report formats-docs quality-docs
+.PHONY: demo test check golden compile-all interpret-all test-gpu bench tuned-rows bench-docs report formats-docs quality-docs
 
 demo: $(VENV)/installed
 	$(BIN)/w4gen compile --shape 1x1536x256
 
 test: $(VENV)/installed
-	$(BIN)/pytest -n $(WORKERS) --ignore tests/cpu -m "not gpu and not slow"
-	TRITON_INTERPRET=1 $(BIN)/pytest -n $(WORKERS) tests/cpu
+	$(BIN)/pytest $(SHARED) --ignore tests/cpu -m "not gpu and not slow"
+	TRITON_INTERPRET=1 $(BIN)/pytest $(SHARED) -m "not slow" tests/cpu
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .
@@ -30,8 +31,16 @@ check: $(VENV)/installed
 golden: $(VENV)/installed
 	$(BIN)/python tests/golden/make.py
 
+# what `make test` has a covering array of: compiles, and kernels under the interpreter
 compile-all: $(VENV)/installed
-	$(BIN)/pytest -n $(WORKERS) tests/compile
+	$(BIN)/pytest $(SHARED) tests/compile
+
+interpret-all: $(VENV)/installed
+	TRITON_INTERPRET=1 $(BIN)/pytest $(SHARED) tests/cpu
+
+# runs where the GPU is, under that machine's own python
+test-gpu:
+	$(PYTHON) -m pytest $(SHARED) -m gpu tests/gpu
 
 # runs where the GPU is, under that machine's own python
 bench:

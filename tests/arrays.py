@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import pytest
@@ -28,17 +28,28 @@ def covering(sizes: list[int], strength: int) -> list[Case]:
     return chosen
 
 
-def pairwise(*axes: Collection[Any]) -> list[tuple[Any, ...]]:
-    """As few cases of the product as it takes to hold every pair of values."""
-    values = [list(axis) for axis in axes]
-    return [tuple(axis[i] for axis, i in zip(values, case)) for case in covering([len(axis) for axis in values], 2)]
+def label(value: Any) -> str:
+    """What a test of `value` is called."""
+    if isinstance(value, tuple):
+        return " ".join(map(label, value))
+    return getattr(value, "label", str(value).removeprefix("torch."))
 
 
-def thinned(*axes: Collection[Any], strength: int = 1) -> list[Any]:
-    """The whole product: the cases which hold every value (strength 1) or pair of values (2), and marked slow the others."""
-    values = [list(axis) for axis in axes]
-    quick = set(covering([len(axis) for axis in values], strength))
+def cases(axes: tuple[Collection[Any], ...], chosen: Iterable[Case], slow: Callable[[Case], bool]) -> list[Any]:
+    """Parameters of tests, named, and marked where they are slow."""
+    found = [(case, [axis[i] for axis, i in zip(map(list, axes), case)]) for case in chosen]
     return [
-        pytest.param(*(axis[i] for axis, i in zip(values, case)), marks=[] if case in quick else pytest.mark.slow)
-        for case in itertools.product(*(range(len(axis)) for axis in values))
+        pytest.param(*values, id="-".join(map(label, values)), marks=[pytest.mark.slow] * slow(case)) for case, values in found
     ]
+
+
+def covered(*axes: Collection[Any], strength: int = 2) -> list[Any]:
+    """As few cases of the product as it takes to hold every pair of values, or of three of them."""
+    return cases(axes, covering([len(axis) for axis in axes], strength), lambda case: False)
+
+
+def thinned(*axes: Collection[Any], strength: int = 2) -> list[Any]:
+    """The whole product; all cases but those of `covered` are marked slow."""
+    sizes = [len(axis) for axis in axes]
+    quick = set(covering(sizes, strength))
+    return cases(axes, itertools.product(*map(range, sizes)), lambda case: case not in quick)

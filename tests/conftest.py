@@ -11,7 +11,9 @@ import hypothesis
 import numpy as np
 import pytest
 
-SESSION = tempfile.mkdtemp(prefix="w4gen-tests-")
+WORKER = "PYTEST_XDIST_WORKER" in os.environ
+SESSION = os.environ["W4GEN_TEST_SESSION"] if WORKER else tempfile.mkdtemp(prefix="w4gen-tests-")
+os.environ["W4GEN_TEST_SESSION"] = SESSION  # for the workers: what one has compiled is compiled
 os.environ["W4GEN_CACHE"] = f"{SESSION}/cache"
 os.environ["TRITON_CACHE_DIR"] = f"{SESSION}/triton"
 for knob in ("W4GEN_STRICT", "W4GEN_DEBUG", "W4GEN_ARCH", "W4GEN_JIT"):
@@ -25,7 +27,8 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "w4gen"))
 
 
 def pytest_unconfigure() -> None:
-    shutil.rmtree(SESSION, ignore_errors=True)
+    if not WORKER:
+        shutil.rmtree(SESSION, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

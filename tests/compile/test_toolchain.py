@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import triton
 import triton.language as tl
-from arrays import pairwise, thinned
+from arrays import covered, label, thinned
 from sass import hazards
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -81,7 +81,7 @@ def test_there_is_no_other_way_to_decode() -> None:
     assert {family.decoding for family in FAMILIES.values()} == set(DECODED)
 
 
-@pytest.mark.parametrize(("arch", "shape", "form"), thinned(ARCHES, SHAPES, DECODED.values(), strength=2))
+@pytest.mark.parametrize(("arch", "shape", "form"), thinned(ARCHES, SHAPES, DECODED.values()))
 def test_every_template_compiles_for_every_arch(arch: str, shape: str, form: str) -> None:
     check(built(SHAPES[shape], form, arch), arch)
 
@@ -176,7 +176,7 @@ OTHERS = ["uint4_g128_z", "uint4_g32_m", "int8_g128", "e2m1_g32"]
 
 
 @pytest.mark.parametrize(
-    ("arch", "shape", "form"), thinned(["sm_80", "sm_90", "gfx942"], ["one row", "gemm 16", "dequant"], OTHERS, strength=2)
+    ("arch", "shape", "form"), thinned(["sm_80", "sm_90", "gfx942"], ["one row", "gemm 16", "dequant"], OTHERS)
 )
 def test_other_formats_compile_for_an_arch_of_each_kind(arch: str, shape: str, form: str) -> None:
     assert not any(binary.spills for binary in built(SHAPES[shape], form, arch).values())
@@ -189,7 +189,7 @@ FORMS = ["int4_g32", "int4_row", "uint4_g128_z", "uint4_g32_m", "int8_g128", "e2
 KINDS = ["int3_g128", "int1_g128", "fp8_e4m3", "mxfp4", "nvfp4", "nf4_dq", "q5_k"]
 
 
-@pytest.mark.parametrize(("arch", "shape", "form"), thinned(["sm_90", "gfx942"], ["one row", "gemm 16"], KINDS, strength=2))
+@pytest.mark.parametrize(("arch", "shape", "form"), thinned(["sm_90", "gfx942"], ["one row", "gemm 16"], KINDS))
 def test_a_format_of_each_kind_compiles_without_spills(arch: str, shape: str, form: str) -> None:
     check(built(SHAPES[shape], form, arch), arch)
 
@@ -197,7 +197,7 @@ def test_a_format_of_each_kind_compiles_without_spills(arch: str, shape: str, fo
 SMALL = ["mxfp4", "nvfp4", "mxfp8", "fp8_e4m3", "int4_g32", "int2_g16", "nf4_g32"]
 
 
-@pytest.mark.parametrize(("arch", "dtype", "form"), thinned(["sm_80", "sm_90"], ["float16", "bfloat16"], SMALL, strength=2))
+@pytest.mark.parametrize(("arch", "dtype", "form"), thinned(["sm_80", "sm_90"], ["float16", "bfloat16"], SMALL))
 def test_small_floats_and_small_groups_compile_for_few_rows(arch: str, dtype: str, form: str) -> None:
     assert w4gen.compile("8x1536x1024", form, arch=arch, dtype=dtype).name == "gemv_mma"
     check(built("8x1536x1024", form, arch, dtype=dtype), arch)
@@ -216,7 +216,7 @@ def test_what_leaves_few_registers_does_not_spill(arch: str, shape: str, form: s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("arch", "shape", "form"), pairwise(ARCHES, ["one row", "gemm 16", "dequant"], FAMILIES))
+@pytest.mark.parametrize(("arch", "shape", "form"), covered(ARCHES, ["one row", "gemm 16", "dequant"], FAMILIES))
 def test_every_format_compiles_for_every_arch_without_spills(arch: str, shape: str, form: str) -> None:
     check(built(SHAPES[shape], form, arch), arch)
 
@@ -227,14 +227,8 @@ def test_long_steps_of_narrow_codes_do_not_spill(arch: str, form: Format) -> Non
     check(built(SHAPES["gemm 64"], form, arch), arch)
 
 
-def label(value: object) -> str:
-    if isinstance(value, tuple):
-        return " ".join(map(label, value))
-    return value.label if isinstance(value, Format) else str(value)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("arch", "shape", "form", "dtype"), pairwise(ARCHES, SHAPES, FORMS, ["float16", "bfloat16"]), ids=label)
+@pytest.mark.parametrize(("arch", "shape", "form", "dtype"), covered(ARCHES, SHAPES, FORMS, ["float16", "bfloat16"]))
 def test_every_pair_compiles(arch: str, shape: str, form: str | Format, dtype: str) -> None:
     """What `make compile-all` adds."""
     check(built(SHAPES[shape], form, arch, dtype=dtype), arch)
@@ -327,7 +321,7 @@ def fast(template: str, shape: str, form: str | Format, dtype: str, arch: str) -
     return kernel, lines
 
 
-@pytest.mark.parametrize(("arch", "form"), thinned(CARDS, HALVES), ids=label)
+@pytest.mark.parametrize(("arch", "form"), thinned(CARDS, HALVES, strength=1))
 def test_one_row_in_halves(arch: str, form: str | Format) -> None:
     """Decoded values stay in the lane that they are loaded to; only the sums of a lane's four columns of k meet, at the end."""
     _, lines = fast("gemv_half", "1x1536x256", form, "float16", arch)
@@ -336,7 +330,7 @@ def test_one_row_in_halves(arch: str, form: str | Format) -> None:
     assert not count(lines, "HMMA|HGMMA")
 
 
-@pytest.mark.parametrize(("arch", "case"), thinned(CARDS, ON_CORES), ids=label)
+@pytest.mark.parametrize(("arch", "case"), thinned(CARDS, ON_CORES, strength=1))
 def test_few_rows_on_matrix_cores(arch: str, case: tuple[str | Format, str, str]) -> None:
     """One instruction for each 16 outputs, 16 k and 8 rows of x; decoded values stay in the lane that they are loaded to."""
     form, dtype, shape = case
