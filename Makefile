@@ -13,7 +13,7 @@ BUDGET ?= 150
 TYPED = w4gen/errors.py w4gen/knobs.py w4gen/paths.py w4gen/formats.py w4gen/ir w4gen/schedule w4gen/codegen \
         w4gen/progress.py w4gen/ahead.py w4gen/bundle.py w4gen/cache.py w4gen/pipeline.py w4gen/toolchain.py w4gen/tuned.py
 
-.PHONY: demo test check golden compile-all interpret-all test-gpu bench tuned-rows bench-docs report formats-docs quality-docs
+.PHONY: demo test check golden compile-all test-slow test-gpu bench tuned-rows bench-docs report formats-docs quality-docs
 
 demo: $(VENV)/installed
 	$(BIN)/w4gen compile --shape 1x1536x256
@@ -31,12 +31,14 @@ check: $(VENV)/installed
 golden: $(VENV)/installed
 	$(BIN)/python tests/golden/make.py
 
-# what `make test` has a covering array of: compiles, and kernels under the interpreter
+# all compiles; `make test` has a covering array of them
 compile-all: $(VENV)/installed
 	$(BIN)/pytest $(SHARED) tests/compile
 
-interpret-all: $(VENV)/installed
-	TRITON_INTERPRET=1 $(BIN)/pytest $(SHARED) tests/cpu
+# what `make test` leaves out, but for compiles: of other products of cases too it runs a covering array
+test-slow: $(VENV)/installed
+	$(BIN)/pytest $(SHARED) --ignore tests/cpu --ignore tests/compile -m "slow and not gpu"
+	TRITON_INTERPRET=1 $(BIN)/pytest $(SHARED) -m slow tests/cpu
 
 # runs where the GPU is, under that machine's own python
 test-gpu:

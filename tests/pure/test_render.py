@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from arrays import thinned
 
 from w4gen import paths
 from w4gen.codegen.render import PRINTERS, Kernel, read, render
@@ -781,9 +782,10 @@ def test_rendered_text_is_python_without_holes(m: tuple[int, int], name: str, x:
         assert not re.search(r"\{\{ |#\{[%#]|%\}", source)
 
 
-@pytest.mark.parametrize("x", [F16, BF16], ids=str)
-@pytest.mark.parametrize("name", ["int4_g128", "int4_g32", "int4_g16", "int4_row", "uint4_g64", "int8_g64"])
-@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+BLOCKS = ["int4_g128", "int4_g32", "int4_g16", "int4_row", "uint4_g64", "int8_g64"]
+
+
+@pytest.mark.parametrize(("target", "name", "x"), thinned(["sm_80", "sm_90"], BLOCKS, [F16, BF16]))
 def test_no_sum_is_carried_through_a_dot_with_w_on_the_left(target: str, name: str, x: object) -> None:
     """The hazard of docs/kernels.md: the next decoding would overwrite registers that an instruction still reads."""
     arch = replace(ARCHES[target], features=ARCHES[target].features - {"gluon"})
