@@ -5,6 +5,7 @@ from __future__ import annotations
 import oracle
 import pytest
 import torch
+from arrays import covered
 from truth import KINDS, case
 
 from w4gen.bench.backward import asked, extra_bytes
@@ -36,9 +37,7 @@ def checked(form: str, m: int, n: int, k: int, kind: torch.dtype, changes: str =
     assert error <= oracle.limit(OURS[kind].name, m * k, 2, n)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("shape", "form", "kind"), covered(SHAPES, FORMATS, KINDS))
 def test_gradients_are_true_and_the_same_every_time(shape: tuple[int, int, int], form: str, kind: torch.dtype) -> None:
     checked(form, *shape, kind)
 

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 import torch
+from arrays import covered
 from torch._dynamo.utils import counters
 from truth import KINDS, Case, case
 
@@ -264,13 +265,18 @@ def test_a_row_of_a_batch_invariant_layer_does_not_depend_on_the_batch(
     assert ((whole.double() - truth).norm() / truth.norm()).item() < (4e-3 if kind == torch.bfloat16 else 5e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize(("activation", "residual"), [("gelu", True), ("relu", False), ("silu_mul", False)])
-@pytest.mark.parametrize("m", [1, 8, 64, 512])
-@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (17920, 1536), (1022, 1000)], ids=str)
+ADDED = {"gelu": True, "relu": False, "silu_mul": False}
+"""Of each activation whether there is a residual."""
+
+
+@pytest.mark.parametrize(
+    ("size", "m", "activation", "kind"),
+    covered([(4096, 4096), (17920, 1536), (1022, 1000)], [1, 8, 64, 512], ADDED, KINDS, strength=3),
+)
 def test_an_epilogue_is_what_torch_does_in_f64(
-    n: int, k: int, m: int, activation: str, residual: bool, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    size: tuple[int, int], m: int, activation: str, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (n, k), residual = size, ADDED[activation]
     monkeypatch.setenv("W4GEN_STRICT", "1")
     it = case("int4_g128", m, n, k, kind, bias=True)
     added = torch.randn(m, n, device="cuda").to(kind) if residual else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 
 import ahead
@@ -14,6 +13,7 @@ import oracle
 import pytest
 import torch
 import triton
+from arrays import covered
 from truth import KINDS, case, name_of
 
 import w4gen
@@ -32,35 +32,35 @@ MANY = [(4096, 4096), (1021, 1000), (37, 2040), (8192, 9216)]
 OTHERS = ["uint4_g128_z", "uint4_g32_m", "uint4_g64_zf", "int8_g128", "int8_g64_z", "e2m1_g32", "uint4_g50_m"]
 
 
+FEW_ROWS = covered(SHAPES, ["int4_g128", "nf4_g64", "int4_g50"], [1, 2, 7, 16], KINDS, strength=3)
+MORE_ROWS = covered(MANY, ["int4_g128", "int4_g32", "nf4_g64", "int4_g50"], [17, 64, 100, 128, 129, 512], KINDS, strength=3)
+OTHER_FORMATS = covered([(256, 1536), (1021, 1000), (4096, 4096)], OTHERS, [1, 16], KINDS, strength=3)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def compiled() -> None:
     """The kernels of the longest tests, compiled side by side."""
-    arch, kinds = arch_of(torch.device("cuda")).name, [name_of(kind) for kind in KINDS]
-    few = product(["int4_g128", "nf4_g64", "int4_g50"], (1, 2, 16), SHAPES)
-    many = product(["int4_g128", "int4_g32", "nf4_g64", "int4_g50"], (17, 64, 100, 129), MANY)
-    other = product(OTHERS, (1, 16), [(256, 1536), (1021, 1000), (4096, 4096)])
-    asked = [(form, m, n, k, kind, True, arch) for form, m, (n, k) in [*few, *many, *other] for kind in kinds]
-    ahead.compile_all(asked)
+    arch = arch_of(torch.device("cuda")).name
+    asked = [each.values for each in [*FEW_ROWS, *MORE_ROWS, *OTHER_FORMATS]]
+    ahead.compile_all([(form, bucket(m)[0], n, k, name_of(kind), True, arch) for (n, k), form, m, kind in asked])
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("m", [1, 2, 7, 16])
-@pytest.mark.parametrize("form", ["int4_g128", "nf4_g64", "int4_g50"])
-@pytest.mark.parametrize(("n", "k"), SHAPES, ids=str)
-def test_kernels_give_the_truth(n: int, k: int, form: str, m: int, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("size", "form", "m", "kind"), FEW_ROWS + OTHER_FORMATS)
+def test_kernels_give_the_truth(
+    size: tuple[int, int], form: str, m: int, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("W4GEN_STRICT", "1")  # a kernel, not the fallback
-    it = case(form, m, n, k, kind, bias=True)
+    it = case(form, m, *size, kind, bias=True)
     assert it.error(it.layer(it.x)) <= it.limit()
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("m", [17, 64, 100, 128, 129, 512])
-@pytest.mark.parametrize("form", ["int4_g128", "int4_g32", "nf4_g64", "int4_g50"])
-@pytest.mark.parametrize(("n", "k"), MANY, ids=str)
-def test_more_rows_give_the_truth(n: int, k: int, form: str, m: int, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("size", "form", "m", "kind"), MORE_ROWS)
+def test_more_rows_give_the_truth(
+    size: tuple[int, int], form: str, m: int, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One of these is large enough for the widest tiles of an H200, others end inside a tile in every direction."""
     monkeypatch.setenv("W4GEN_STRICT", "1")
-    it = case(form, m, n, k, kind, bias=True)
+    it = case(form, m, *size, kind, bias=True)
     assert it.error(it.layer(it.x)) <= it.limit()
 
 
@@ -75,18 +75,6 @@ def test_a_weight_in_rows_gives_the_truth(run: int, form: str, m: int) -> None:
     kernel = compile(problem, arch_of(it.x.device))
     assert kernel.name == ("gemv" if m <= 16 else "dequant")
     assert it.error(w4gen.bind(kernel)(it.x, it.layer.weight, it.bias)) <= it.limit(kernel=kernel)
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("m", [1, 16])
-@pytest.mark.parametrize("form", OTHERS)
-@pytest.mark.parametrize(("n", "k"), [(256, 1536), (1021, 1000), (4096, 4096)], ids=str)
-def test_other_formats_give_the_truth(
-    n: int, k: int, form: str, m: int, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("W4GEN_STRICT", "1")
-    it = case(form, m, n, k, kind, bias=True)
-    assert it.error(it.layer(it.x)) <= it.limit()
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -290,9 +278,7 @@ def test_a_compiled_model_is_one_graph(m: int) -> None:
     assert torch.equal(compiled(it.x), it.layer(it.x))
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("m", [1, 16, 64, 512])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("name", "m", "kind"), covered(FAMILIES, [1, 16, 64, 512], KINDS))
 def test_every_code_decodes_to_its_value_rounded_once(name: str, m: int, kind: torch.dtype) -> None:
     """x picks out single weights, whose scale is 1: what comes out is the value in x's type, at every position of a word."""
     form = replace(FAMILIES[name], scale=F32, zero=None, zero_mode=None)
@@ -309,9 +295,7 @@ def test_every_code_decodes_to_its_value_rounded_once(name: str, m: int, kind: t
     assert torch.equal(y, expected)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("m", [1, 16, 64, 512])
-@pytest.mark.parametrize("name", oracle.TREES)
+@pytest.mark.parametrize(("name", "m", "kind"), covered(oracle.TREES, [1, 16, 64, 512], KINDS))
 def test_kernels_of_trees_give_the_truth(name: str, m: int, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("W4GEN_STRICT", "1")
     form, rng, n, k = named(name), np.random.default_rng(3), 70, 576

@@ -26,7 +26,7 @@ def test_a_layer_is_tuned_and_used(m: int, fresh_cache: Path) -> None:
     device = torch.device("cuda", 0)
     problem, arch = problem_of(m=m, n=4096, k=4096), arch_of(device)
     before = trial(compile(problem, arch), m, device)()
-    ((_, row, found),) = w4gen.tune([(problem, m, 1)], 30)
+    ((_, row, found),) = w4gen.tune([(problem, m, 1)], 12)
     assert row is not None
     assert (row.device, row.triton) == (arch.device, tuned.load(tuned.path_of(arch.name))[0].triton)
     assert row.us <= 1.1 * before
@@ -35,7 +35,7 @@ def test_a_layer_is_tuned_and_used(m: int, fresh_cache: Path) -> None:
     kernel = compile(problem, arch)
     assert kernel.schedule == row.schedule
     assert right(kernel, device)
-    ((_, again, _),) = w4gen.tune([(problem, m, 1)], 30)
+    ((_, again, _),) = w4gen.tune([(problem, m, 1)], 12)
     assert again is None, "known by now"
 
 
