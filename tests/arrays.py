@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
@@ -18,13 +19,19 @@ def held(case: Case, strength: int) -> set[tuple[tuple[int, int], ...]]:
 
 
 def covering(sizes: list[int], strength: int) -> list[Case]:
-    """Cases of the product of axes of these sizes which together hold what all of them hold; each adds as much as it can."""
+    """Cases of the product of axes of these sizes which together hold what all of them hold.
+
+    Each adds as much as it can, and of those that do is one whose values were taken least.
+    """
     every = list(itertools.product(*map(range, sizes)))
     left = set().union(*(held(case, strength) for case in every))
-    chosen = []
+    chosen, taken = [], Counter()
     while left:
-        chosen.append(max(every, key=lambda case: len(left & held(case, strength))))
+        chosen.append(
+            max(every, key=lambda case: (len(left & held(case, strength)), -sum(map(taken.__getitem__, enumerate(case)))))
+        )
         left -= held(chosen[-1], strength)
+        taken.update(enumerate(chosen[-1]))
     return chosen
 
 

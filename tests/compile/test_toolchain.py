@@ -292,9 +292,8 @@ def test_one_row_reads_sixteen_bytes_of_codes_at_once_and_converts_no_integer() 
 
 
 CARDS = ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"]
-EVENS = Format("evens", bits=1, step=2.0, origin=-2.0, group=256)
 INT2 = Format("int2", bits=2, origin=-2.0, group=128)
-FEW = ["int4_g128", "int4_g64", "int8_g128", "uint4_g128", INT2, EVENS]
+FEW = ["int4_g128", "int4_g64", "int8_g128", "uint4_g128", INT2]
 HALVES = [form for form in FEW if form != "int8_g128"]
 ON_CORES = [(form, "float16", shape) for form in FEW for shape in ("8x1536x256", "16x1536x256")]
 ON_CORES += [(form, "bfloat16", "8x1536x256") for form in FEW if form != "int8_g128"]
@@ -303,8 +302,7 @@ ON_CORES += [(form, "bfloat16", "8x1536x256") for form in FEW if form != "int8_g
 def fast(template: str, shape: str, form: str | Format, dtype: str, arch: str) -> tuple[Kernel, list[str]]:
     """A kernel of a fast template and its instructions, with what holds for both: no spill, wide loads, shared memory."""
     kernel = w4gen.compile(shape, form, dtype=dtype, arch=arch)
-    if kernel.name != template:
-        pytest.skip(f"the rules give {kernel.name}")
+    assert kernel.name == template
     (binary,) = toolchain.build(kernel, ARCHES[arch]).values()
     assert binary.spills == 0
     assert 0 < binary.registers <= 255
