@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 WORKER = "PYTEST_XDIST_WORKER" in os.environ
-SESSION = os.environ["W4GEN_TEST_SESSION"] if WORKER else tempfile.mkdtemp(prefix="w4gen-tests-")
-os.environ["W4GEN_TEST_SESSION"] = SESSION  # for the workers: what one has compiled is compiled
+SESSION = os.environ["TESTS_SESSION"] if WORKER else tempfile.mkdtemp(prefix="w4gen-tests-")
+os.environ["TESTS_SESSION"] = SESSION  # for the workers: what one has compiled is compiled
 os.environ["W4GEN_CACHE"] = f"{SESSION}/cache"
 os.environ["TRITON_CACHE_DIR"] = f"{SESSION}/triton"
 for knob in ("W4GEN_STRICT", "W4GEN_DEBUG", "W4GEN_ARCH", "W4GEN_JIT"):
