@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
 from w4gen.bench.noise import too_fast
-from w4gen.ir.types import Format
 from w4gen.paths import CHECKOUT
 from w4gen.tuned import Row, load, problem
 

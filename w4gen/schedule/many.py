@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from w4gen.ir.layout import Layout
-from w4gen.ir.problem import Problem
+from w4gen.ir.problem import PAIRED, Problem
 from w4gen.ir.types import BF16, F16, F32, Format
 from w4gen.schedule.arch import GRID, Arch
 from w4gen.schedule.rewrite import padded_group
@@ -37,7 +37,8 @@ def many(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
     choices = [(2, rows, split) for rows in (64, 128, 256) for split in splits]
     if layout.size("n") % 256 == 0:
         choices += [(4, 64, 1)] + [(4, 128, 1)] * (64 in sizes)
-    choices = [(teams, rows, split) for teams, rows, split in choices if rows < 2 * problem.m[1]]
+    roomy = problem.activation in ("", "relu", PAIRED)  # others are worked out in registers that large tiles do not leave
+    choices = [each for each in choices if each[1] < 2 * problem.m[1] and (roomy or each[0] * each[1] <= 256)]
     teams, rows, split = min(choices, key=lambda choice: _wgmma_us(problem, arch, *choice))
     if problem.m[0] > 512 and _dense_us(problem, arch) < _wgmma_us(problem, arch, teams, rows, split):
         return None
