@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from w4gen.bench.machine import roofline
     from w4gen.bench.profile import profile
     from w4gen.bench.tune import tune
+    from w4gen.checkpoints.accelerate import accelerate
     from w4gen.checkpoints.inspect import inspect
     from w4gen.checkpoints.load import load
+    from w4gen.checkpoints.quantizer import W4GenConfig
     from w4gen.errors import W4Error
     from w4gen.ir.types import Format
     from w4gen.merging import merge
@@ -37,6 +39,8 @@ _PLACES = {
     "compile": "w4gen.api",
     "supports": "w4gen.api",
     "W4Error": "w4gen.errors",
+    "W4GenConfig": "w4gen.checkpoints.quantizer",
+    "accelerate": "w4gen.checkpoints.accelerate",
     "ablate": "w4gen.bench.ablate",
     "cold": "w4gen.bench.cold",
     "compare": "w4gen.bench.compare",
@@ -59,8 +63,10 @@ __all__ = [
     "Format",
     "Linear",
     "W4Error",
+    "W4GenConfig",
     "Weight",
     "ablate",
+    "accelerate",
     "bind",
     "cold",
     "compare",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -72,10 +72,7 @@ class Report:
         times = f", {self.bytes_before / self.bytes_after:.2f} times smaller" if self.converted else ""
         count = f"{len(self.converted)} layers converted"
         lines.append(f"{count}: {self.bytes_before:,} -> {self.bytes_after:,} bytes of weights{times}")
-        reasons = defaultdict(list)
-        for each in self.skipped:
-            reasons[kind_of(each.name), each.reason].append(each)
-        lines += [f"skipped {kind} ({len(same)}): {reason}" for (kind, reason), same in reasons.items()]
+        lines += reasons("skipped", self.skipped)
         lines += [f"no linear layer matches {pattern!r}" for pattern in self.unmatched]
         return "\n".join(lines)
 
@@ -83,6 +80,12 @@ class Report:
 def kind_of(name: str) -> str:
     """A layer's name without its numbers: `model.layers.*.mlp.up_proj`."""
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
+
+
+def reasons(verb: str, skipped: Iterable[Skipped]) -> list[str]:
+    """A line for each kind of layer and reason: `skipped lm_head (1): excluded`."""
+    counts = Counter((kind_of(each.name), each.reason) for each in skipped)
+    return [f"{verb} {kind} ({count}): {reason}" for (kind, reason), count in counts.items()]
 
 
 def _by_kind(layers: Iterable[Converted]) -> Iterable[tuple[str, list[Converted]]]:
@@ -117,13 +120,12 @@ def convert(
     """
     if isinstance(model, torch.nn.Linear | Linear):
         raise ShapeError("the model is itself a linear layer, which has no place to be replaced in: use w4gen.Linear.from_float")
-    formats = format if isinstance(format, Mapping) else {"*": format}
-    choose = {pattern: named(each) for pattern, each in formats.items()}
-    include, exclude = _patterns(include), _patterns(exclude)
+    choose = by_pattern(format)
+    include, exclude = patterns(include), patterns(exclude)
     converted, skipped, layers, holders = [], [], _layers(model), _holders(model)
     for names in tracked(layers, len(layers), "converting", progress):
         module = model.get_submodule(names[0])
-        form = next((form for pattern, form in choose.items() if _any(names, (pattern,))), None)
+        form = chosen(names, choose)
         reason = _refusal(module, names, include, exclude) or _sharer(module, names, holders)
         if form is None or reason:
             skipped.append(Skipped(names[0], reason or "no pattern of formats matches it"))
@@ -133,15 +135,26 @@ def convert(
         except (FormatError, ShapeError) as refused:
             skipped.append(Skipped(names[0], str(refused)))
     every = [name for names in layers for name in names]
-    unmatched = [each for each in (*formats, *include, *exclude) if not _any(every, (each,))]
+    unmatched = [each for each in (*choose, *include, *exclude) if not matches(every, (each,))]
     return Report(tuple(converted), tuple(skipped), tuple(dict.fromkeys(unmatched)))
 
 
-def _patterns(given: str | Iterable[str]) -> tuple[str, ...]:
+def by_pattern(format: str | Format | Mapping[str, str | Format]) -> dict[str, Format]:
+    """The format of each pattern; one format alone is that of all layers."""
+    formats = format if isinstance(format, Mapping) else {"*": format}
+    return {pattern: named(each) for pattern, each in formats.items()}
+
+
+def chosen(names: Iterable[str], choose: Mapping[str, Format]) -> Format | None:
+    """The format of the first pattern that matches a layer, by any of its names."""
+    return next((form for pattern, form in choose.items() if matches(names, (pattern,))), None)
+
+
+def patterns(given: str | Iterable[str]) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
 
 
-def _any(names: Iterable[str], patterns: Iterable[str]) -> bool:
+def matches(names: Iterable[str], patterns: Iterable[str]) -> bool:
     """Whether a pattern matches a name."""
     return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
@@ -170,18 +183,27 @@ def _place(tensor: torch.Tensor) -> object:
     return (tensor.device, tensor.data_ptr()) if tensor.numel() and not tensor.is_meta else id(tensor)
 
 
+HOOKED = "it has hooks, which would be lost: remove them first"
+
+
+def hooked(module: torch.nn.Module) -> bool:
+    """Whether a call does more than the class says. A forward that compressed-tensors set, which sets a status too, does not."""
+    forward = "forward" in vars(module) and not hasattr(module, "quantization_status")
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or forward)
+
+
 def _refusal(module: torch.nn.Module, names: list[str], include: tuple[str, ...], exclude: tuple[str, ...]) -> str:
     """Why a layer stays as it is, but for what it shares; empty where it is to be converted."""
     if isinstance(module, Linear):
         return f"it is converted already ({module.format.label})"
-    if _any(names, exclude):
+    if matches(names, exclude):
         return "excluded"
-    if include and not _any(names, include):
+    if include and not matches(names, include):
         return "not included"
     if type(module) is not torch.nn.Linear:
         return f"it is a {type(module).__name__}, not a plain nn.Linear"
-    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or "forward" in vars(module):
-        return "it has hooks, which would be lost: remove them first"
+    if hooked(module):
+        return HOOKED
     if module.weight.is_meta:
         return "its weight is on the meta device: load the model first"
     return ""

@@ -130,6 +130,19 @@ def test_load_says_what_became_of_the_layers(tmp_path, caplog):
     assert "model.embed_tokens was dequantized: it is of a module Embedding, stored as Q4_0" in told
 
 
+def test_a_model_of_gguf_is_kept_as_files_of_our_own(tmp_path):
+    write(tmp_path / "m.gguf", "llama", True, False)
+    model = w4gen.load(tmp_path / "m.gguf", torch.float32)
+    model.save_pretrained(tmp_path / "out")
+    ids = torch.arange(8)[None]
+    for again in (
+        w4gen.load(tmp_path / "out", torch.float32),
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out"),
+    ):
+        assert isinstance(again.lm_head, w4gen.Linear)
+        assert torch.equal(again(ids).logits, model(ids).logits)
+
+
 @pytest.mark.slow
 def test_smollm2():
     """A real one: 210 layers in Q4_1, and a head tied to an embedding in Q8_0."""

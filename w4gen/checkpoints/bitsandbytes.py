@@ -66,7 +66,7 @@ def _scales(tensors: Tensors, state: Mapping[str, Any], name: str) -> tuple[Part
         return {"scale": scale}, F32
     nested = {
         "scale.scale": above.reshape(1, -1),
-        "scale.zero": torch.full((1, above.numel()), -float(state["nested_offset"])),
+        "scale.zero": torch.full((1, above.numel()), -float(state["nested_offset"]), device=above.device),
         "scale.codebook": need(tensors, "weight.nested_quant_map", name).float(),
     }
     every = int(state["nested_blocksize"]) * (block // row_group(k, block))

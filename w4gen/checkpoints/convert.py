@@ -38,13 +38,13 @@ def convert(source: Path, target: Path, format: str | Format = "int4_g128", excl
         raise CheckpointError(f"{source}: of {len(linear)} linear layers that are named as in Transformers, none is left")
     said = {"quant_method": own.NAME, "formats": dict.fromkeys(names, str(form))}
     _begin(target, json.dumps({**held.stated, "quantization_config": said}, indent=1))
-    place = {}
+    place, size = {}, 0
     for file in sorted({entry.file for entry in held.entries.values()}):
         if not _made(target / file.name, file):
             _shard(held, file, target / file.name, form, {f"{name}.weight" for name in names})
-        with folder.opened(target / file.name) as written:
-            place |= dict.fromkeys(written.keys(), file.name)
-    (target / folder.INDEX).write_text(json.dumps({"weight_map": place}, indent=1))
+        for name, entry in folder.entries(target / file.name):
+            place[name], size = file.name, size + entry.bytes
+    (target / folder.INDEX).write_text(json.dumps({"metadata": {"total_size": size}, "weight_map": place}, indent=1))
     for each in source.iterdir():
         if each.suffix in (".json", ".jinja", ".txt", ".model") and not (target / each.name).exists():
             shutil.copy(each, target / each.name)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from w4gen.checkpoints import awq, bitsandbytes, compressed_tensors, gptq, hqq, modelopt, own
 from w4gen.checkpoints.folder import Folder
-from w4gen.checkpoints.layer import UNREADABLE, Dialect, Layer
+from w4gen.checkpoints.layer import UNREADABLE, Dialect, Layer, Tensors
 from w4gen.errors import CheckpointError
 
 DIALECTS: tuple[Dialect, ...] = (gptq, awq, compressed_tensors, modelopt, bitsandbytes, hqq, own)
@@ -37,9 +40,15 @@ def layer(folder: Folder, name: str) -> Layer:
     if found is None:
         raise CheckpointError(f"{folder.path}: {name} is not quantized: its weight is a plain tensor")
     try:
-        return found.read(folder.under(name), folder.quantization, name)
+        return read(found, folder.under(name), folder.quantization, name)
     except CheckpointError as error:
         raise CheckpointError(f"{folder.path}: {error}") from error
+
+
+def read(dialect: Dialect, tensors: Tensors, quantization: Mapping[str, Any], name: str) -> Layer:
+    """One layer of its tensors. Raises `CheckpointError` that names the layer, whatever the tensors and the quantization are."""
+    try:
+        return dialect.read(tensors, quantization, name)
     except UNREADABLE as error:
-        told = f"its tensors and the quantization_config of config.json are not as {found.NAME} has them"
-        raise CheckpointError(f"{folder.path}: {name}: {told} ({type(error).__name__}: {error})") from error
+        told = f"its tensors and the quantization_config of config.json are not as {dialect.NAME} has them"
+        raise CheckpointError(f"{name}: {told} ({type(error).__name__}: {error})") from error

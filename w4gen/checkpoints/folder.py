@@ -63,21 +63,19 @@ def read(path: str | Path) -> Folder:
     """Read the headers. Raises `CheckpointError` that names the file that is damaged or missing."""
     path = Path(path)
     files, listed = _files(path)
-    entries: dict[str, Entry] = {}
+    found: dict[str, Entry] = {}
     for file in files:
-        for name, entry in _entries(file):
-            if name in entries:
-                raise CheckpointError(
-                    f"{file}: {name} is in {entries[name].file.name} too: two checkpoints may be mixed in {path}"
-                )
-            entries[name] = entry
+        for name, entry in entries(file):
+            if name in found:
+                raise CheckpointError(f"{file}: {name} is in {found[name].file.name} too: two checkpoints may be mixed in {path}")
+            found[name] = entry
     for name, file in listed.items():
-        if name not in entries or entries[name].file != file:
+        if name not in found or found[name].file != file:
             raise CheckpointError(f"{file}: {name} is not in it, yet {INDEX} says so: a shard may be of another version")
     stated = _json(path / "config.json")
     if not isinstance(stated.get("quantization_config") or {}, dict):
         raise CheckpointError(f"{path / 'config.json'}: its quantization_config is no JSON object: it may be damaged")
-    return Folder(path, stated, entries)
+    return Folder(path, stated, found)
 
 
 def _files(path: Path) -> tuple[list[Path], dict[str, Path]]:
@@ -135,7 +133,8 @@ def opened(path: Path) -> Iterator[Any]:
         raise CheckpointError(f"{path}: not whole or no safetensors ({error}): the download may not be complete") from error
 
 
-def _entries(path: Path) -> Iterator[tuple[str, Entry]]:
+def entries(path: Path) -> Iterator[tuple[str, Entry]]:
+    """The tensors of one file, by its header."""
     with opened(path) as file:
         for name in file.keys():  # noqa: SIM118
             view = file.get_slice(name)

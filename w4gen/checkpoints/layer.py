@@ -10,7 +10,7 @@ from typing import Any, NoReturn, Protocol
 
 import torch
 
-from w4gen.errors import CheckpointError, W4Error
+from w4gen.errors import CheckpointError, ShapeError, W4Error
 from w4gen.formats import named
 from w4gen.ir import layout as layouts
 from w4gen.ir.types import Format
@@ -55,7 +55,10 @@ class Layer:
             raise CheckpointError(f"{self.name}: its {self.dialect} tensors do not hold a weight: {error}") from error
 
     def linear(self) -> Linear:
-        return Linear(self.weight, self.bias, order=self.order)
+        try:
+            return Linear(self.weight, self.bias, order=self.order)
+        except ShapeError as error:
+            raise CheckpointError(f"{self.name}: {error}: the file may be damaged") from error
 
 
 class Dialect(Protocol):
@@ -120,7 +123,7 @@ def integers(
     form = replace(form, group=-1 if group == codes.shape[1] else group, scale=kind, zero=form.zero and kind)
     parts = {"codes": codes.contiguous(), "scale": scales.contiguous()}
     if form.zero is not None:
-        zeros = torch.full(scales.shape, 2 ** (bits - 1)) if zeros is None else zeros
+        zeros = torch.full(scales.shape, 2 ** (bits - 1), device=scales.device) if zeros is None else zeros
         parts["zero"] = zeros.to(scales.dtype).contiguous()
     return form, parts
 

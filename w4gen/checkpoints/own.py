@@ -1,6 +1,8 @@
 """w4gen's own files: weight_packed i32[N, words], a stream along K; `weight_` and its name for each other part; weight_shape.
 
-`formats` of the quantization_config has the format of each layer, as `str` writes it.
+weight_order i64[K], where columns are not in the order of x: column j multiplies `x[..., order[j]]`.
+
+`formats` of the quantization_config has the format of each layer, as `str` writes it; `ordered` lists those with a weight_order.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from w4gen.checkpoints.layer import Layer, Tensors, bitstream, expect, need, ref
 from w4gen.errors import FormatError
 from w4gen.ir import layout as layouts
 from w4gen.ir.types import Format
+from w4gen.runtime.dtypes import stored_as
 from w4gen.runtime.weight import Weight
 
 NAME = "w4gen"
@@ -25,20 +28,29 @@ def claims(quantization: Mapping[str, Any]) -> bool:
     return quantization.get("quant_method") == NAME
 
 
-def write(weight: Weight) -> dict[str, torch.Tensor]:
-    """The tensors of a layer."""
+def write(weight: Weight, order: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+    """The tensors of a layer, but for its bias."""
     parts, fixed = weight.parts(), weight.format.tables()
     codes, layout = parts.pop("codes"), layouts.dense(weight.n, weight.k, weight.format.bits)
     padded = torch.nn.functional.pad(codes, (0, layout.size("k") - weight.k))
     words = layouts.pack(layout, padded, torch).reshape(weight.n, -1)[:, : -(-weight.k * weight.format.bits // 32)]
     held = {"weight_packed": words, "weight_shape": torch.tensor([weight.n, weight.k])}
-    return {
-        each: part.contiguous() for each, part in (held | {_called(p): t for p, t in parts.items() if p not in fixed}).items()
-    }
+    held |= {_called(part): tensor for part, tensor in parts.items() if part not in fixed}
+    held |= {} if order is None else {"weight_order": order}
+    return {each: tensor.contiguous() for each, tensor in held.items()}
+
+
+def shapes(form: Format, n: int, k: int, ordered: bool) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """What the tensors of a layer are, but for its bias."""
+    kinds = {_called(part): each for part, each in form.parts(n, k).items() if part != "codes" and part not in form.tables()}
+    rest = {each: (stored_as(kind), shape) for each, (kind, shape) in kinds.items()}
+    words = -(-k * form.bits // 32)
+    rest |= {"weight_order": (torch.int64, (k,))} if ordered else {}
+    return {"weight_packed": (torch.int32, (n, words)), "weight_shape": (torch.int64, (2,)), **rest}
 
 
 def _called(part: str) -> str:
-    return f"weight_{part}".replace("zero", "zero_point")
+    return f"weight_{part}".replace("zero", "zero_point").replace(".", "_")
 
 
 def read(tensors: Tensors, quantization: Mapping[str, Any], name: str) -> Layer:
@@ -56,4 +68,4 @@ def read(tensors: Tensors, quantization: Mapping[str, Any], name: str) -> Layer:
     words = expect(need(tensors, "weight_packed", name), (n, -(-k * form.bits // 32)), "weight_packed", name, CAUSE)
     rest = [part for part in form.parts(n, k) if part != "codes" and part not in form.tables()]
     parts = {"codes": bitstream(words, form.bits, 1, k)} | {part: need(tensors, _called(part), name) for part in rest}
-    return Layer(name, NAME, form, parts, tensors.get("bias"))
+    return Layer(name, NAME, form, parts, tensors.get("bias"), tensors.get("weight_order"))

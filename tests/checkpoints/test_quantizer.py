@@ -1,0 +1,103 @@
+"""The quantization method `w4gen` of Transformers: rounding while loading, saving, loading again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import w4gen
+from w4gen.errors import FormatError
+
+transformers = pytest.importorskip("transformers")
+IDS = torch.arange(8)[None]
+
+
+@pytest.fixture
+def plain(request, tmp_path):
+    """A folder of a small model; its head is tied to the embedding where a test asks for it."""
+    torch.manual_seed(0)
+    stated = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, attention_bias=True,
+        tie_word_embeddings=getattr(request, "param", False),
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(stated).eval()
+    model.save_pretrained(tmp_path / "plain", max_shard_size="100KB")
+    return tmp_path / "plain", model
+
+
+def loaded(path, **given):
+    return transformers.AutoModelForCausalLM.from_pretrained(path, **given)
+
+
+MIXED = {"*.k_proj": "nf4_g64", "*.mlp.*": "int4_g32", "*": "uint3_g32_z"}
+
+
+@pytest.mark.parametrize(
+    ("plain", "asked", "given"),
+    [(False, "nf4_g64", {}), (True, "nvfp4", {"exclude": "*.mlp.*"}), (False, MIXED, {"exclude": ["lm_head"]})],
+    indirect=["plain"],
+)
+def test_a_model_is_rounded_as_it_is_loaded_saved_and_loaded_again(plain, asked, given, tmp_path):
+    path, dense = plain
+    model = loaded(path, quantization_config=w4gen.W4GenConfig(asked, **given))
+    w4gen.convert(dense, asked, **given)
+    assert torch.equal(model(IDS).logits, dense(IDS).logits)
+    kinds = {name: type(module) for name, module in dense.named_modules()}
+    assert {name: type(module) for name, module in model.named_modules()} == kinds
+    model.save_pretrained(tmp_path / "out")
+    for again in (loaded(tmp_path / "out"), w4gen.load(tmp_path / "out", torch.float32)):
+        assert {name: type(module) for name, module in again.named_modules()} == kinds
+        assert torch.equal(again(IDS).logits, model(IDS).logits)
+        assert not any(each.is_meta for each in (*again.parameters(), *again.buffers()))
+
+
+def test_what_is_saved_twice_is_the_same(plain, tmp_path):
+    path, _ = plain
+    loaded(path, quantization_config=w4gen.W4GenConfig("nf4_dq")).save_pretrained(tmp_path / "a")
+    loaded(tmp_path / "a").save_pretrained(tmp_path / "b")
+    one, two = (load_file(tmp_path / each / "model.safetensors") for each in "ab")
+    assert one.keys() == two.keys()
+    assert all(torch.equal(each, two[name]) for name, each in one.items())
+    assert {name.rpartition(".")[2] for name in one if "q_proj" in name} == {
+        "weight_packed", "weight_shape", "weight_scale", "weight_scale_scale", "weight_scale_zero_point",
+        "weight_scale_codebook", "bias",
+    }  # fmt: skip
+    stated = [json.loads((tmp_path / each / "config.json").read_text())["quantization_config"] for each in "ab"]
+    assert stated[0] == stated[1]
+    assert stated[0]["quant_method"] == "w4gen"
+
+
+def test_the_folder_of_the_command_is_loaded_by_transformers(plain, tmp_path):
+    from w4gen.checkpoints.convert import convert
+
+    path, dense = plain
+    convert(path, tmp_path / "out", "int4_g32", "lm_head")
+    w4gen.convert(dense, "int4_g32", exclude="lm_head")
+    assert w4gen.W4GenConfig  # it is registered by being named
+    assert torch.equal(loaded(tmp_path / "out")(IDS).logits, dense(IDS).logits)
+
+
+def test_an_unknown_format_is_refused_before_anything_is_loaded():
+    with pytest.raises(FormatError, match="unknown format 'int44'"):
+        w4gen.W4GenConfig("int44")
+
+
+def test_a_layer_of_other_sizes_is_refused(plain, tmp_path):
+    path, _ = plain
+    loaded(path, quantization_config=w4gen.W4GenConfig("int4_g32")).save_pretrained(tmp_path / "a")
+    file = tmp_path / "a/model.safetensors"
+    held = load_file(file)
+    held["model.layers.0.mlp.up_proj.weight_scale"] = held["model.layers.0.mlp.up_proj.weight_scale"][:5]
+    save_file(held, file, {"format": "pt"})
+    with pytest.raises(Exception, match="ignore_mismatched_sizes"):
+        loaded(tmp_path / "a")
+
+
+def test_importing_w4gen_imports_no_transformers():
+    code = "import sys, w4gen; w4gen.Linear; w4gen.accelerate; sys.exit('transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
