@@ -86,9 +86,11 @@ def written(
     rng = np.random.default_rng(0)
     stated = transformers.LlamaConfig(
         vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, tie_word_embeddings=tied,
-        attention_bias=True,
+        attention_bias=True, mlp_bias=True,
     )  # fmt: skip
     model = transformers.LlamaForCausalLM(stated).eval()
+    for name, bias in model.named_parameters():
+        torch.nn.init.normal_(bias) if name.endswith("bias") else None
     held = {name: each.clone() for name, each in model.state_dict().items() if not (tied and name.startswith("lm_head"))}
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear) and (head or name != "lm_head"):
@@ -118,6 +120,8 @@ def test_a_model_is_what_its_layers_stand_for(tied: bool, head: bool, shards: in
     assert isinstance(model.lm_head, w4gen.Linear) == head
     assert isinstance(model.model.layers[1].mlp.down_proj, w4gen.Linear)
     assert not any(each.is_meta for each in (*model.parameters(), *model.buffers()))
+    orders = [layer.mlp.get_submodule(each).order is None for layer in model.model.layers for each in ("down_proj", "up_proj")]
+    assert orders == [True, False, True, False]  # down_proj needs no gather of x: the rows before it were put in its order
     if tied and not head:
         assert model.lm_head.weight is model.model.embed_tokens.weight
 
@@ -145,7 +149,7 @@ def test_a_plain_folder_is_just_loaded(tmp_path: Path) -> None:
 def test_a_layer_with_columns_in_an_order_is_saved_and_loaded(tmp_path: Path) -> None:
     written(tmp_path / "m")
     layer = w4gen.load(tmp_path / "m", torch.float32).model.layers[0].mlp.up_proj
-    other = w4gen.Linear.from_float(torch.nn.Linear(64, 96, bias=False), "int4_g32")
+    other = w4gen.Linear.from_float(torch.nn.Linear(64, 96), "int4_g32")
     other.load_state_dict(layer.state_dict())
     x = torch.randn(3, 64)
     assert torch.equal(other(x), layer(x))
@@ -247,7 +251,7 @@ def test_inspect_tells_what_becomes_of_each_layer(tmp_path: Path) -> None:
     up = found["model.layers.*.mlp.up_proj"]
     assert (up.count, up.shape, up.dialect, up.format) == (2, (96, 64), "gptq", "uint4_g32_z")
     assert up.bits == 5.0
-    assert up.plan == "runs from codes, columns of x gathered"
+    assert up.plan == "runs from codes, columns in another order"
     assert found["model.norm.weight"].plan == "stays as it is"
     assert found["model.norm.weight"].bits == 32
     without(INDEX)(tmp_path / "m/model.safetensors")

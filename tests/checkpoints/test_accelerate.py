@@ -38,6 +38,7 @@ def small(**changes: object) -> torch.nn.Module:
     torch.manual_seed(0)
     stated = transformers.LlamaConfig(
         vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, attention_bias=True,
+        mlp_bias=True,
         **changes,
     )  # fmt: skip
     return transformers.LlamaForCausalLM(stated).eval()
@@ -62,6 +63,7 @@ def test_layers_are_replaced_in_place_and_the_model_answers_as_before():
     done = w4gen.accelerate(model)
     assert torch.allclose(model(IDS).logits, dense(IDS).logits, atol=1e-4)
     assert len(done.replaced) == 14
+    assert model.model.layers[0].mlp.down_proj.order is None
     assert done.replaced[0] == ("model.layers.0.self_attn.q_proj", "gptq", "uint4_g32_z")
     assert [(each.name, each.reason) for each in done.left] == [("lm_head", "its weight is not quantized")]
     assert str(done).splitlines() == [

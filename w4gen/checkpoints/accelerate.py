@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from w4gen.checkpoints import dialects
+from w4gen.checkpoints import dialects, rows
 from w4gen.checkpoints.layer import Dialect
 from w4gen.errors import W4Error
 from w4gen.models import HOOKED, Skipped, hooked, reasons
@@ -59,6 +59,7 @@ def accelerate(model: torch.nn.Module, quantization: Mapping[str, Any] | None = 
         else:
             replaced.append((name, dialect.NAME, done[0]))  # type: ignore[union-attr]
             notes += done[1]
+    rows.push(model)
     if not foreign and hasattr(model, "ct_decompress_hook"):  # with no layer of compressed-tensors left, nothing to do at a call
         model.ct_decompress_hook.remove()  # type: ignore[operator, union-attr]
     if replaced and not foreign and hasattr(model, "save_pretrained"):

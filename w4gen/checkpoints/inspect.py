@@ -55,7 +55,9 @@ def _in_folder(held: folder.Folder) -> Iterator[Held]:
         except CheckpointError as error:
             yield Held(kind_of(name), 1, (), dialect, "-", 0.0, f"refused: {error}")
             continue
-        plan = "runs from codes" + ", columns of x gathered" * (layer.order is not None) + ", with a warning" * bool(layer.notes)
+        plan = (
+            "runs from codes" + ", columns in another order" * (layer.order is not None) + ", with a warning" * bool(layer.notes)
+        )
         yield Held(kind_of(name), 1, layer.shape, dialect, layer.format.label, layer.format.stated_bits(*layer.shape), plan)
     under = tuple(f"{name}." for name in names)
     for name, entry in held.entries.items():

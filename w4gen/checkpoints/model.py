@@ -11,6 +11,7 @@ from w4gen.checkpoints import dialects
 from w4gen.checkpoints.folder import Folder
 from w4gen.checkpoints.gguf_model import Loaded
 from w4gen.checkpoints.layer import UNREADABLE
+from w4gen.checkpoints.rows import push
 from w4gen.errors import CheckpointError
 
 
@@ -54,6 +55,7 @@ def load(folder: Folder, dtype: torch.dtype) -> Loaded:
             setattr(module, parameter, torch.nn.Parameter(value, requires_grad=False))
         else:
             module._buffers[parameter] = value
+    push(model)
     if any(f"{name}.weight" in model.all_tied_weights_keys for name in quantized):
         model.config.tie_word_embeddings = False
     else:

@@ -113,6 +113,10 @@ class Weight:
             raise ShapeError(f"{', '.join(map(repr, weights))} make no one weight: give some of one format and K")
         return cls._of_rows(weights, torch.cat)
 
+    def reordered(self, order: torch.Tensor) -> Weight:
+        """The same rows in another order. Raises `ShapeError` as `stacked` does."""
+        return Weight._of_rows((self,), lambda parts: parts[0][order])
+
     @classmethod
     def _of_rows(cls, weights: Sequence[Weight], together: Callable[[list[torch.Tensor]], torch.Tensor]) -> Weight:
         """The weight whose rows are those of `weights`, put `together` part by part."""
