@@ -6,6 +6,7 @@ Sums are f64; every tile is rounded to its element, so the result shows what the
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import product
 from math import erf, pi, sqrt
 from typing import Any
@@ -68,10 +69,13 @@ def activated(sums: Any, kind: str) -> Any:
             return sums
 
 
-def offline(program: Program, data: dict[str, Any], xp: Any) -> dict[str, Any]:
-    """The kept buffers of a weight: `data` maps each Const (`codes` u8[n, k], `scale` [n, g], …) to its array in `xp`."""
+def offline(program: Program, data: dict[str, Any], xp: Any, names: Iterable[str] | None = None) -> dict[str, Any]:
+    """The kept buffers of a weight: `data` maps each Const (`codes` u8[n, k], `scale` [n, g], …) to its array in `xp`.
+
+    With `names`, only those buffers, of the constants that they need.
+    """
     run = _Run(program, data, xp)
-    return {name: run.value(name, {}) for name in program.kept}
+    return {name: run.value(name, {}) for name in (program.kept if names is None else names)}
 
 
 def interpret(program: Program, data: dict[str, Any]) -> Any:

@@ -29,8 +29,9 @@ from w4gen.runtime import dtypes
 from w4gen.runtime.dtypes import torch_dtype
 from w4gen.runtime.launch import launcher
 from w4gen.runtime.reference import error, reference, typical
+from w4gen.runtime.repack import first_rows
 from w4gen.runtime.timer import copies_for, time_calls
-from w4gen.runtime.weight import Weight, first_rows
+from w4gen.runtime.weight import Weight
 from w4gen.schedule.apply import FAST
 from w4gen.schedule.arch import arch
 from w4gen.schedule.rewrite import ceil_to

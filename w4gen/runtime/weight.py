@@ -13,10 +13,11 @@ from w4gen.errors import ShapeError
 from w4gen.formats import named
 from w4gen.ir import layout as layouts
 from w4gen.ir.interpret import offline
-from w4gen.ir.layout import Digit, Layout
+from w4gen.ir.layout import Layout
 from w4gen.ir.lower import lower
 from w4gen.ir.problem import Problem
 from w4gen.ir.types import Format
+from w4gen.runtime import repack
 from w4gen.runtime.parts import check_parts
 from w4gen.schedule.rewrite import pack
 
@@ -71,18 +72,21 @@ class Weight:
         form, parts = named(format), dict(parts)
         for name, table in form.tables().items():
             parts.setdefault(name, torch.tensor(table, dtype=torch.float32, device=parts["codes"].device))
-        return cls._packed(check_parts(parts, form), form, layout)
+        parts = check_parts(parts, form)
+        codes = parts.pop("codes")
+        n, k = codes.shape
+        layout = layout or layouts.dense(n, k, form.bits)
+        return cls._packed(repack.packed(codes, layout), parts, form, layout, n, k)
 
     @classmethod
-    def _packed(cls, parts: Mapping[str, torch.Tensor], form: Format, layout: Layout | None) -> Weight:
-        """A weight of parts that are known to be right."""
-        n, k = parts["codes"].shape
-        layout = layout or layouts.dense(n, k, form.bits)
-        problem = Problem(m=(1, 1), n=n, k=k, format=form, layout=layout)
-        stored = offline(pack(lower(problem), layout), parts, torch)
-        names = (name if name in stored else f"{name}.stored" for name in form.parts(n, k))
-        packed = (stored[name].contiguous() for name in names)
-        return cls(form, n, k, layout, (next(packed).reshape(-1), *packed))
+    def _packed(
+        cls, codes: torch.Tensor, rest: Mapping[str, torch.Tensor], form: Format, layout: Layout, n: int, k: int
+    ) -> Weight:
+        """A weight of codes as the layout has them, and of other parts that are known to be right."""
+        program = pack(lower(Problem(m=(1, 1), n=n, k=k, format=form, layout=layout)), layout)
+        names = [each if each in program.kept else f"{each}.stored" for each in form.parts(n, k)][1:]
+        stored = offline(program, dict(rest), torch, names)
+        return cls(form, n, k, layout, (codes.reshape(-1), *(stored[name].contiguous() for name in names)))
 
     @classmethod
     def paired(cls, gate: Weight, up: Weight) -> Weight:
@@ -167,7 +171,11 @@ class Weight:
 
     def packed_as(self, layout: Layout) -> Weight:
         """The same weight in another layout."""
-        return self if layout == self.layout else Weight._packed(self.parts(), self.format, layout)
+        if layout == self.layout:
+            return self
+        codes = repack.repacked(self.codes, self.layout, layout, self.n, self.k)
+        rest = _rest(self.buffers[1:], self.format, self.layout, self.n, self.k)
+        return Weight._packed(codes, rest, self.format, layout, self.n, self.k)
 
     def to(self, device: torch.device | str) -> Weight:
         return self._with(lambda held: held.to(device))
@@ -226,32 +234,13 @@ SLAB, LEAST = 256, 2**16
 
 def slabs(buffers: Sequence[torch.Tensor], form: Format, layout: Layout, n: int, k: int) -> Iterator[torch.Tensor]:
     """The weight from its buffers in f32, some rows [rows, K] at a time, in order: little of it is in memory at once."""
-    shapes, orders = {name: shape for name, (_, shape) in form.parts(n, k).items()}, _stored(form, layout, n, k)
     codes, *rest = buffers
-    parts = _opened(dict(zip(list(shapes)[1:], rest, strict=True)), orders, shapes)
-    return quantize.values_of_rows(_codes_of_rows(codes, layout, n, k), parts, form, torch.float32)
+    rows = repack.whole(max(n // SLAB, LEAST // k), layout)
+    parts = _rest(rest, form, layout, n, k)
+    return quantize.values_of_rows(repack.unpacked(codes, layout, n, k, rows), parts, form, torch.float32)
 
 
-def _codes_of_rows(codes: torch.Tensor, layout: Layout, n: int, k: int) -> Iterator[torch.Tensor]:
-    """The codes u8[rows, K] of slabs: stretches of memory in each plane, as the highest digit of n strides furthest."""
-    blocks = _highest(layout).size
-    tall = layout.size("n") // blocks
-    each = max(1, n // SLAB // tall, LEAST // k // tall)
-    lengths = [plane.length for plane in layout.planes]
-    planes = [plane.reshape(blocks, -1) for plane in codes.reshape(-1).split(lengths)]
-    for first in range(0, -(-n // tall), each):
-        stretch = torch.cat([plane[first : first + each].reshape(-1) for plane in planes])
-        order = first_rows(layout, min(each, blocks - first) * tall)
-        yield layouts.unpack(order, stretch, torch)[: n - first * tall, :k]
-
-
-def first_rows(layout: Layout, rows: int) -> Layout:
-    """A layout of the first `rows` rows at least, in whole blocks: its highest digit of n cut, in each plane."""
-    top = _highest(layout)
-    size = -(-rows // (layout.size("n") // top.size))
-    digits = tuple(replace(digit, size=size) if digit == top else digit for digit in layout.digits)
-    return replace(layout, digits=digits, high=layout.high and first_rows(layout.high, rows))
-
-
-def _highest(layout: Layout) -> Digit:
-    return max((digit for digit in layout.digits if digit.axis == "n"), key=lambda digit: digit.stride)
+def _rest(rest: Iterable[torch.Tensor], form: Format, layout: Layout, n: int, k: int) -> dict[str, torch.Tensor]:
+    """What the buffers after that of the codes hold, by name."""
+    shapes = {name: shape for name, (_, shape) in form.parts(n, k).items()}
+    return _opened(dict(zip(list(shapes)[1:], rest, strict=True)), _stored(form, layout, n, k), shapes)

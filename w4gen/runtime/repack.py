@@ -1,0 +1,114 @@
+"""Codes from one layout to another some rows at a time: what is unpacked stays small, and near the processor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from w4gen.ir import layout as layouts
+from w4gen.ir.layout import Digit, Layout
+
+NEAR, FAR = 2**22, 2**28
+"""Codes of a slab: on a CPU a few megabytes are near; on a GPU a launch costs more than memory."""
+
+
+def repacked(codes: torch.Tensor, source: Layout, target: Layout, n: int, k: int) -> torch.Tensor:
+    """What `target` stores of the codes [n, k] that are stored as `source`."""
+    rows = whole(_rows(k, codes.device), source, target)
+    planes = _planes(codes, source)
+
+    def made(first: int) -> list[torch.Tensor]:
+        return _stored(_unpacked(planes, source, n, k, first, rows), target)
+
+    return _joined(made, range(0, n, rows), target, codes.device)
+
+
+def packed(codes: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """What a layout stores of codes u8[n, k]."""
+    n, k = codes.shape
+    rows = whole(_rows(k, codes.device), layout)
+    return _joined(lambda first: _stored(codes[first : first + rows], layout), range(0, n, rows), layout, codes.device)
+
+
+def unpacked(codes: torch.Tensor, layout: Layout, n: int, k: int, rows: int) -> Iterator[torch.Tensor]:
+    """The codes u8[rows, k] of slabs, in order."""
+    planes = _planes(codes, layout)
+    return (_unpacked(planes, layout, n, k, first, rows) for first in range(0, n, rows))
+
+
+def _planes(codes: torch.Tensor, layout: Layout) -> list[torch.Tensor]:
+    """The planes of stored codes, block by block of rows: the highest digit of n strides furthest."""
+    blocks = _highest(layout).size
+    return [plane.reshape(blocks, -1) for plane in codes.reshape(-1).split([plane.length for plane in layout.planes])]
+
+
+def _unpacked(planes: list[torch.Tensor], layout: Layout, n: int, k: int, first: int, rows: int) -> torch.Tensor:
+    """The codes u8[rows, k] from row `first` on, where a block begins: a stretch of memory in each plane."""
+    tall = _tall(layout)
+    blocks = slice(first // tall, (first + rows) // tall)
+    stretch = torch.cat([plane[blocks].reshape(-1) for plane in planes]) if len(planes) > 1 else planes[0][blocks].reshape(-1)
+    order = first_rows(layout, len(planes[0][blocks]) * tall)
+    found = torch.as_tensor(layouts.unpack(order, *_array(stretch)))
+    return found[: n - first, :k]
+
+
+def _stored(codes: torch.Tensor, layout: Layout) -> list[torch.Tensor]:
+    """What each plane of a layout stores of the codes u8[rows, k] of whole blocks, or of the last rows."""
+    order = first_rows(layout, len(codes))
+    short = order.size("k") - codes.shape[1], order.size("n") - len(codes)
+    full = torch.nn.functional.pad(codes, (0, short[0], 0, short[1])) if any(short) else codes
+    found = torch.as_tensor(layouts.pack(order, *_array(full)))
+    return list(found.split([plane.length for plane in order.planes]))
+
+
+def _array(tensor: torch.Tensor) -> tuple[Any, Any]:
+    """A tensor as its device packs it fastest, and the module to do it with: a CPU's threads take a slab each, by NumPy."""
+    return (tensor.numpy(), np) if tensor.device.type == "cpu" else (tensor, torch)
+
+
+def _joined(made: Callable[[int], list[torch.Tensor]], firsts: range, layout: Layout, device: torch.device) -> torch.Tensor:
+    """What slabs store, one after the other in each plane."""
+    found: list[torch.Tensor] = []
+    at = [0] * len(layout.planes)
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        # on a GPU, the current stream is that of this thread
+        for pieces in pool.map(made, firsts) if device.type == "cpu" else map(made, firsts):
+            found = found or [piece.new_empty(plane.length) for piece, plane in zip(pieces, layout.planes, strict=True)]
+            for index, piece in enumerate(pieces):
+                found[index][at[index] : at[index] + len(piece)] = piece
+                at[index] += len(piece)
+    return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def whole(rows: int, *orders: Layout) -> int:
+    """About so many rows, in whole blocks of each layout."""
+    least = math.lcm(*map(_tall, orders))
+    return max(1, rows // least) * least
+
+
+def _rows(k: int, device: torch.device) -> int:
+    """Rows of a slab."""
+    return (NEAR if device.type == "cpu" else FAR) // k
+
+
+def first_rows(layout: Layout, rows: int) -> Layout:
+    """A layout of the first `rows` rows at least, in whole blocks: its highest digit of n cut, in each plane."""
+    top = _highest(layout)
+    size = -(-rows // (layout.size("n") // top.size))
+    digits = tuple(replace(digit, size=size) if digit == top else digit for digit in layout.digits)
+    return replace(layout, digits=digits, high=layout.high and first_rows(layout.high, rows))
+
+
+def _tall(layout: Layout) -> int:
+    """Rows of a block."""
+    return layout.size("n") // _highest(layout).size
+
+
+def _highest(layout: Layout) -> Digit:
+    return max((digit for digit in layout.digits if digit.axis == "n"), key=lambda digit: digit.stride)
