@@ -14,6 +14,7 @@ from w4gen.commands.doctor import doctor
 from w4gen.commands.explain import explain
 from w4gen.commands.formats import formats
 from w4gen.commands.inspect import inspect
+from w4gen.commands.pack import pack, unpack
 from w4gen.commands.profile import profile
 from w4gen.commands.report import report
 from w4gen.commands.roofline import roofline
@@ -39,6 +40,8 @@ for command in (
     show,
     inspect,
     convert,
+    pack,
+    unpack,
     formats,
     roofline,
     cache,

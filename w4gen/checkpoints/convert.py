@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable
-from fnmatch import fnmatchcase
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -14,41 +13,76 @@ from safetensors.torch import save_file
 from w4gen.checkpoints import folder, own
 from w4gen.checkpoints.model import empty
 from w4gen.errors import CheckpointError, FormatError
-from w4gen.formats import named
 from w4gen.ir.types import Format
+from w4gen.models import by_pattern, chosen, matches, patterns
+from w4gen.progress import tracked
 from w4gen.runtime.weight import Weight
 
 
-def convert(source: Path, target: Path, format: str | Format = "int4_g128", exclude: str | Iterable[str] = ()) -> list[str]:
-    """Round the linear layers of `source` to a format, into the folder `target`; the names of the layers.
+def convert(
+    source: Path,
+    target: Path,
+    format: str | Format | Mapping[str, str | Format] = "int4_g128",
+    exclude: str | Iterable[str] = (),
+    progress: bool = True,
+) -> dict[str, Format]:
+    """Round the linear layers of `source` to a format, or formats by pattern, into the folder `target`; each layer's format.
 
-    Patterns of `exclude` are those of `w4gen.convert`. All headers are checked before anything is written. A shard is written
-    whole or not at all, and one that is newer than its source is kept, so that a second call goes on where the first was cut off.
+    Patterns are those of `w4gen.convert`. Headers, shapes and room on the disk are checked before anything is written. A shard is
+    written whole or not at all, and one that is newer than its source is kept, so that a second call goes on where the first was
+    cut off.
     """
-    form, held = named(format), folder.read(source)
+    choose, held = by_pattern(format), folder.read(source)
     if held.quantization:
         raise CheckpointError(f"{source}: it is quantized already: w4gen.load runs it as it is, without rounding again")
     if target.resolve() == source.resolve():
         raise CheckpointError(f"{target}: this is the checkpoint that is read: give another folder to write to")
-    exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
-    modules = empty(held, torch.float16).named_modules()
-    linear = [name for name, module in modules if type(module) is torch.nn.Linear and f"{name}.weight" in held.entries]
-    names = [name for name in linear if not any(fnmatchcase(name, pattern) for pattern in exclude)]
-    if not names:
-        raise CheckpointError(f"{source}: of {len(linear)} linear layers that are named as in Transformers, none is left")
-    said = {"quant_method": own.NAME, "formats": dict.fromkeys(names, str(form))}
+    forms = _forms(held, choose, patterns(exclude))
+    _check_room(held, forms, target)
+    said = {"quant_method": own.NAME, "formats": {name: str(form) for name, form in forms.items()}}
     _begin(target, json.dumps({**held.stated, "quantization_config": said}, indent=1))
-    place, size = {}, 0
-    for file in sorted({entry.file for entry in held.entries.values()}):
-        if not _made(target / file.name, file):
-            _shard(held, file, target / file.name, form, {f"{name}.weight" for name in names})
-        for name, entry in folder.entries(target / file.name):
-            place[name], size = file.name, size + entry.bytes
-    (target / folder.INDEX).write_text(json.dumps({"metadata": {"total_size": size}, "weight_map": place}, indent=1))
+    files = sorted({entry.file for entry in held.entries.values()})
+    asked = [file for file in files if not _made(target / file.name, file)]
+    total = sum(entry.file in asked for entry in held.entries.values())
+    for _ in tracked(_written(held, asked, target, forms), total, "converting", progress):
+        pass
+    folder.index(target, [target / file.name for file in files])
     for each in source.iterdir():
-        if each.suffix in (".json", ".jinja", ".txt", ".model") and not (target / each.name).exists():
+        if each.suffix in folder.BESIDES and not (target / each.name).exists():
             shutil.copy(each, target / each.name)
-    return names
+    return forms
+
+
+def _forms(held: folder.Folder, choose: Mapping[str, Format], exclude: tuple[str, ...]) -> dict[str, Format]:
+    """The layers that are rounded, and to what. Raises `CheckpointError` where none is, or shapes are of another model."""
+    forms, count = dict[str, Format](), 0
+    for name, module in empty(held, torch.float16).named_modules():
+        if type(module) is not torch.nn.Linear or f"{name}.weight" not in held.entries:
+            continue
+        count += 1
+        entry, shape = held.entries[f"{name}.weight"], (module.out_features, module.in_features)
+        if entry.shape != shape:
+            told = f"has shape {list(entry.shape)}, config.json says {list(shape)}: the two may be of different models"
+            raise CheckpointError(f"{entry.file}: {name}.weight {told}")
+        form = None if matches([name], exclude) else chosen([name], choose)
+        if form is not None:
+            forms[name] = form
+    if not forms:
+        raise CheckpointError(f"{held.path}: of {count} linear layers that are named as in Transformers, none is left")
+    return forms
+
+
+def _check_room(held: folder.Folder, forms: Mapping[str, Format], target: Path) -> None:
+    """Raise `CheckpointError` where the disk has no room for what will be written."""
+    need = 0
+    for name, entry in held.entries.items():
+        form = forms.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
+        need += entry.bytes if form is None else int(form.stated_bits(*entry.shape) * entry.shape[0] * entry.shape[1] / 8)
+    there = next(each for each in (target, *target.absolute().parents) if each.exists())
+    held_already = sum(each.stat().st_size for each in target.glob("*.safetensors")) if target.is_dir() else 0
+    free = shutil.disk_usage(there).free + held_already
+    if need > free:
+        raise CheckpointError(f"{target}: it takes {need:,} bytes and the disk has {free:,}: make room, or give another folder")
 
 
 def _begin(target: Path, stated: str) -> None:
@@ -68,17 +102,23 @@ def _made(target: Path, file: Path) -> bool:
     return target.exists() and target.stat().st_mtime_ns > file.stat().st_ctime_ns
 
 
-def _shard(held: folder.Folder, file: Path, target: Path, form: Format, rounded: set[str]) -> None:
-    tensors = {}
-    for name in (name for name, entry in held.entries.items() if entry.file == file):
-        if name in rounded:
-            try:
-                parts = own.write(Weight.from_float(held.tensor(name).float(), form))
-            except FormatError as error:
-                raise CheckpointError(f"{file}: {name}: {error}") from error
-            tensors |= {f"{name.removesuffix('weight')}{each}": part for each, part in parts.items()}
-        else:
-            tensors[name] = held.tensor(name)
-    partial = target.with_suffix(".partial")
-    save_file(tensors, partial, {"format": "pt"})
-    partial.rename(target)
+def _written(held: folder.Folder, files: list[Path], target: Path, forms: Mapping[str, Format]) -> Iterator[str]:
+    """Write the shards that are made of `files`; the name of each tensor once it is done."""
+    for file in files:
+        tensors = dict[str, torch.Tensor]()
+        for name, tensor in held.tensors(name for name, entry in held.entries.items() if entry.file == file):
+            form = forms.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
+            tensors |= {name: tensor} if form is None else _rounded(tensor, form, name.removesuffix("weight"), file)
+            yield name
+        partial = (target / file.name).with_suffix(".partial")
+        save_file(tensors, partial, {"format": "pt"})
+        partial.rename(target / file.name)
+
+
+def _rounded(tensor: torch.Tensor, form: Format, start: str, file: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a layer, by their whole names."""
+    try:
+        parts = own.write(Weight.from_float(tensor.float(), form))
+    except FormatError as error:
+        raise CheckpointError(f"{file}: {start}weight: {error}") from error
+    return {f"{start}{each}": part for each, part in parts.items()}

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from w4gen.checkpoints import awq, bitsandbytes, compressed_tensors, gptq, hqq, modelopt, own
+import torch
+
+from w4gen.checkpoints import awq, bitsandbytes, compressed_tensors, gptq, hqq, modelopt, own, packed
 from w4gen.checkpoints.folder import Folder
 from w4gen.checkpoints.layer import UNREADABLE, Dialect, Layer, Tensors
 from w4gen.errors import CheckpointError
 
-DIALECTS: tuple[Dialect, ...] = (gptq, awq, compressed_tensors, modelopt, bitsandbytes, hqq, own)
+DIALECTS: tuple[Dialect, ...] = (gptq, awq, compressed_tensors, modelopt, bitsandbytes, hqq, own, packed)
 
 
 def dialect(folder: Folder) -> Dialect | None:
@@ -34,13 +36,13 @@ def layers(folder: Folder) -> list[str]:
     return [name.removesuffix(mark) for name in folder.entries for mark in marks if name.endswith(mark)]
 
 
-def layer(folder: Folder, name: str) -> Layer:
-    """One layer. Raises `CheckpointError` that names the folder, the layer and the tensor."""
+def layer(folder: Folder, name: str, device: torch.device | str = "cpu") -> Layer:
+    """One layer, read on a device. Raises `CheckpointError` that names the folder, the layer and the tensor."""
     found = dialect(folder)
     if found is None:
         raise CheckpointError(f"{folder.path}: {name} is not quantized: its weight is a plain tensor")
     try:
-        return read(found, folder.under(name), folder.quantization, name)
+        return read(found, folder.under(name, device), folder.quantization, name)
     except CheckpointError as error:
         raise CheckpointError(f"{folder.path}: {error}") from error
 

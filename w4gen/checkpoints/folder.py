@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
 from w4gen.errors import CheckpointError
 
 INDEX = "model.safetensors.index.json"
+BESIDES = (".json", ".jinja", ".txt", ".model")
+"""How the files of a model end that lie beside its tensors."""
 PICKLE = "is a pickle, whose loading can run code: save the model as safetensors"
 STARTS = {
     b"version https://git-lfs": "a pointer of Git LFS stands in its place: `git lfs pull` fetches the file",
@@ -48,15 +52,20 @@ class Folder:
     def quantization(self) -> dict[str, Any]:
         return self.stated.get("quantization_config") or {}
 
-    def tensor(self, name: str) -> torch.Tensor:
-        with opened(self.entries[name].file) as file:
-            found: torch.Tensor = file.get_tensor(name)
-        return found
+    def tensors(self, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Tensors, mapped into memory; each file is opened once."""
+        for file, each in groupby(sorted(names, key=lambda name: self.entries[name].file), lambda name: self.entries[name].file):
+            with opened(file) as held:
+                yield from ((name, held.get_tensor(name)) for name in each)
 
-    def under(self, name: str) -> dict[str, torch.Tensor]:
+    def tensor(self, name: str) -> torch.Tensor:
+        return dict(self.tensors([name]))[name]
+
+    def under(self, name: str, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
         """The tensors of one layer, by what follows its name and a dot."""
         start = f"{name}."
-        return {each[len(start) :]: self.tensor(each) for each in self.entries if each.startswith(start)}
+        names = [each for each in self.entries if each.startswith(start)]
+        return {each[len(start) :]: tensor.to(device) for each, tensor in self.tensors(names)}
 
 
 def read(path: str | Path) -> Folder:
@@ -141,3 +150,30 @@ def entries(path: Path) -> Iterator[tuple[str, Entry]]:
             shape, kind = tuple(view.get_shape()), view.get_dtype()
             bits = int(re.sub(r"\D*(\d+).*", r"\1", kind)) if kind != "BOOL" else 8
             yield name, Entry(path, shape, kind, torch.Size(shape).numel() * bits // 8)
+
+
+def save(path: Path, stated: dict[str, Any], tensors: Iterable[tuple[str, torch.Tensor]], shard: int = 2**30) -> None:
+    """A new folder: config.json, and tensors in files of about `shard` bytes, of which one at a time is in memory."""
+    path.mkdir(parents=True)
+    held: dict[str, torch.Tensor] = {}
+    count = 0
+    for name, tensor in chain(tensors, [("", torch.empty(0))]):  # the last one ends the last file
+        if held and (not name or sum(each.nbytes for each in held.values()) >= shard):
+            count += 1
+            save_file(held, path / f"{count}.partial", {"format": "pt"})
+            held.clear()
+        held[name] = tensor.contiguous()
+    files = [path / f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
+    for number, file in enumerate(files, 1):
+        (path / f"{number}.partial").rename(file)
+    index(path, files)
+    (path / "config.json").write_text(json.dumps(stated, indent=1))
+
+
+def index(path: Path, files: Iterable[Path]) -> None:
+    """Write which of its files each tensor of a folder is in."""
+    place, size = dict[str, str](), 0
+    for file in files:
+        for name, entry in entries(file):
+            place[name], size = file.name, size + entry.bytes
+    (path / INDEX).write_text(json.dumps({"metadata": {"total_size": size}, "weight_map": place}, indent=1))

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from w4gen.checkpoints import dialects
+from w4gen.checkpoints import dialects, packed
 from w4gen.checkpoints.folder import Folder
 from w4gen.checkpoints.gguf_model import Loaded
 from w4gen.checkpoints.layer import UNREADABLE
@@ -15,7 +15,7 @@ from w4gen.checkpoints.rows import push
 from w4gen.errors import CheckpointError
 
 
-def empty(folder: Folder, dtype: torch.dtype) -> Any:
+def empty(folder: Folder, dtype: torch.dtype | None) -> Any:
     """The model of config.json without weights."""
     try:
         from accelerate import init_empty_weights
@@ -33,24 +33,25 @@ def empty(folder: Folder, dtype: torch.dtype) -> Any:
         raise CheckpointError(f"{folder.path}: Transformers builds no model of its config.json: {error}") from error
 
 
-def load(folder: Folder, dtype: torch.dtype) -> Loaded:
+def load(folder: Folder, dtype: torch.dtype | None, device: torch.device) -> Loaded:
     """The model, in `dtype` where it is not quantized. Layers are read one at a time, after all names and shapes were checked."""
     model = empty(folder, dtype)
     quantized = dialects.layers(folder)
     plain = _plain(folder, model, quantized)
+    mapped = dtype is None or packed.claims(folder.quantization)
     found, notes = [], []
     for name in quantized:
-        layer = dialects.layer(folder, name)
+        layer = dialects.layer(folder, name, device)
         module = model.get_submodule(name)
         if layer.shape != (module.out_features, module.in_features):
             told = f"{list(layer.shape)}, config.json says {[module.out_features, module.in_features]}"
             raise CheckpointError(f"{folder.path}: {name} is {told}: the two may be of different models")
-        model.set_submodule(name, layer.linear().to(dtype))
+        model.set_submodule(name, layer.linear().to(device, dtype))
         found.append((name, layer.format.label))
         notes += layer.notes
     for target in plain:
         owner, _, parameter = target.rpartition(".")
-        module, value = model.get_submodule(owner), folder.tensor(target).to(dtype, copy=True)
+        module, value = model.get_submodule(owner), _value(folder.tensor(target), dtype, device, mapped)
         if parameter in module._parameters:
             setattr(module, parameter, torch.nn.Parameter(value, requires_grad=False))
         else:
@@ -63,6 +64,12 @@ def load(folder: Folder, dtype: torch.dtype) -> Loaded:
     under = tuple(f"{name}." for name in quantized)
     unused = [name for name in folder.entries if name not in plain and not name.startswith(under)]
     return Loaded(model.eval(), tuple(found), (), tuple(unused), tuple(notes))
+
+
+def _value(tensor: torch.Tensor, dtype: torch.dtype | None, device: torch.device, mapped: bool) -> torch.Tensor:
+    """A plain tensor; one that stays in the file, which must not change then, only where that is asked for."""
+    found = tensor.to(device, dtype if tensor.is_floating_point() else None)
+    return found if mapped or found is not tensor else tensor.clone()
 
 
 def _plain(folder: Folder, model: Any, quantized: list[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import click
@@ -12,18 +13,26 @@ from w4gen.commands.question import as_json, load_format, tell
 @click.command("convert")
 @click.argument("source", metavar="IN", type=click.Path(path_type=Path))
 @click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
-@click.option("--format", default="int4_g128", show_default=True, help="A format's name, or FILE.py:NAME.")
+@click.option(
+    "--format",
+    "formats",
+    multiple=True,
+    default=("int4_g128",),
+    show_default=True,
+    help="A format's name, or FILE.py:NAME; or PATTERN=FORMAT, which may be repeated: the first that matches a layer counts.",
+)
 @click.option("--exclude", multiple=True, help="Layers that stay as they are: a pattern, as lm_head or '*.k_proj'.")
 @as_json
-def convert(source: Path, target: Path, format: str, exclude: tuple[str, ...], as_json: bool) -> None:
+def convert(source: Path, target: Path, formats: tuple[str, ...], exclude: tuple[str, ...], as_json: bool) -> None:
     """Round the linear layers of the safetensors in IN to a format, into a new folder OUT, which `w4gen.load` reads.
 
     IN is never changed. Where it was cut off, the same command goes on.
     """
     from w4gen.checkpoints.convert import convert as run
 
-    names = run(source, target, load_format(format), exclude)
+    choose = {pattern or "*": load_format(name) for pattern, _, name in (each.rpartition("=") for each in formats)}
+    done = {name: form.label for name, form in run(source, target, choose, exclude).items()}
     if as_json:
-        tell({"out": str(target), "format": format, "layers": names})
+        tell({"out": str(target), "layers": done})
         return
-    click.echo(f"{target}: {len(names)} layers in {format}")
+    click.echo(f"{target}: {', '.join(f'{count} layers in {label}' for label, count in Counter(done.values()).items())}")

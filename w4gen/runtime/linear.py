@@ -105,7 +105,7 @@ def _check(
         raise ShapeError(f"out is {out.dtype}{list(out.shape)} on {out.device}; y is {x.dtype}{list(shape)} on {x.device}")
 
 
-def _attribute(part: str) -> str:
+def attribute(part: str) -> str:
     """What the buffer of a part of a weight is called in a layer."""
     return part.replace(".", "_")
 
@@ -193,7 +193,7 @@ class Linear(torch.nn.Module):
         )
         for name in set(self._buffers) - {"bias", "order"}:
             del self._buffers[name]
-        self._names = tuple(map(_attribute, weight.names))
+        self._names = tuple(map(attribute, weight.names))
         for name, buffer in zip(self._names, weight.buffers, strict=True):
             self.register_buffer(name, buffer)
 
@@ -256,7 +256,7 @@ class Linear(torch.nn.Module):
                 self.order = None if order is None else torch.empty_like(order, device=self.codes.device)
             given = self._given(state_dict, prefix, errors)
             if given is not None:
-                state_dict.update({prefix + _attribute(name): each for name, each in zip(given.names, given.buffers)})
+                state_dict.update({prefix + attribute(name): each for name, each in zip(given.names, given.buffers)})
                 state_dict[key] = self.get_extra_state()
         elif any(prefix + name in state_dict for name in self._names):
             errors.append(f"{key} is missing, which says how {prefix}codes is stored: save the layer's whole state_dict()")
@@ -265,7 +265,7 @@ class Linear(torch.nn.Module):
     def _given(self, state_dict: dict[str, Any], prefix: str, errors: list[str]) -> Weight | None:
         """The weight in a state dict, in this layer's layout; one of another format takes the place of the layer's own."""
         form, layout, n, k = _described(state_dict[f"{prefix}_extra_state"])
-        names = [prefix + _attribute(name) for name in form.parts(n, k)]
+        names = [prefix + attribute(name) for name in form.parts(n, k)]
         if not all(name in state_dict for name in names):
             return None  # PyTorch names what is missing
         if (n, k) != (self.out_features, self.in_features):

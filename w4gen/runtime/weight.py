@@ -17,7 +17,7 @@ from w4gen.ir.layout import Layout
 from w4gen.ir.lower import lower
 from w4gen.ir.problem import Problem
 from w4gen.ir.types import Format
-from w4gen.runtime import repack
+from w4gen.runtime import dtypes, repack
 from w4gen.runtime.parts import check_parts
 from w4gen.schedule.rewrite import pack
 
@@ -202,6 +202,16 @@ def _stored(form: Format, layout: Layout, n: int, k: int) -> dict[str, Layout | 
     """The layout of each buffer."""
     program = pack(lower(Problem(m=(1, 1), n=n, k=k, format=form, layout=layout)), layout)
     return {name.removesuffix(".stored"): program.tile(name).layout for name in program.kept}
+
+
+@lru_cache(maxsize=256)
+def stored_shapes(form: Format, layout: Layout, n: int, k: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """The type and shape of each buffer, by name."""
+    kinds = form.parts(n, k).items()
+    rest = {name: torch.empty(shape, dtype=dtypes.stored_as(kind), device="meta") for name, (kind, shape) in kinds}
+    codes = torch.empty(layout.length, dtype=torch.int32, device="meta")
+    held = Weight._packed(codes, {name: each for name, each in rest.items() if name != "codes"}, form, layout, n, k)
+    return {name: (each.dtype, tuple(each.shape)) for name, each in zip(held.names, held.buffers, strict=True)}
 
 
 def unpacked(buffers: Iterable[torch.Tensor], form: Format, layout: Layout, n: int, k: int) -> dict[str, torch.Tensor]:
