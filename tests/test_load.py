@@ -224,11 +224,18 @@ def test_a_damaged_folder_is_refused_by_name(kind: str, tmp_path: Path) -> None:
         w4gen.load(tmp_path / "m")
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.int8, "float16", None])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int8, "float16"])
 def test_a_type_that_no_layer_takes_is_refused(dtype: object, tmp_path: Path) -> None:
     written(tmp_path / "m")
     with pytest.raises(CheckpointError, match=r"dtype=.*: give torch.float16, torch.bfloat16 or torch.float32"):
         w4gen.load(tmp_path / "m", dtype)  # type: ignore[arg-type]
+
+
+def test_without_a_type_plain_tensors_stay_as_they_are_stored(tmp_path: Path) -> None:
+    dense = written(tmp_path / "m")
+    model = w4gen.load(tmp_path / "m", None)
+    assert model.lm_head.weight.dtype == torch.float32
+    assert torch.equal(model.lm_head.weight, dense.lm_head.weight)
 
 
 def test_a_tensor_that_no_module_takes_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

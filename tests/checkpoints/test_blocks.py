@@ -131,15 +131,18 @@ def test_gpt_oss():
             code = int(blocks[expert, row, block, at]) // 16**half % 16
             truth[expert, row, 32 * block + 2 * at + half] = table[code] * 2.0 ** (int(scales[expert, row, block]) - 127)
     bias = torch.arange(12.0).reshape(3, 4)
-    found = list(gpt_oss.experts("mlp.experts.down_proj", torch.from_numpy(blocks), torch.from_numpy(scales), bias))
+    stack = {"blocks": torch.from_numpy(blocks), "scales": torch.from_numpy(scales), "bias": bias}
+    found = [gpt_oss.read({name: each[expert] for name, each in stack.items()}, {}, f"a.{expert}") for expert in range(3)]
     assert np.array_equal(np.stack([layer.weight.dequantize(torch.float64).numpy() for layer in found]), truth)
-    assert [layer.name for layer in found] == [f"mlp.experts.down_proj.{expert}" for expert in range(3)]
     assert torch.equal(found[2].bias, bias[2])
 
 
 def test_gpt_oss_shapes_that_do_not_fit_are_refused():
-    with pytest.raises(CheckpointError, match=r"a\.blocks: has shape \[3, 4, 2, 8\], \[experts, N, K / 32, 16\] is needed"):
-        next(gpt_oss.experts("a", torch.zeros(3, 4, 2, 8, dtype=torch.uint8), torch.zeros(3, 4, 2, dtype=torch.uint8)))
+    tensors = {"blocks": torch.zeros(4, 2, 8, dtype=torch.uint8), "scales": torch.zeros(4, 2, dtype=torch.uint8)}
+    with pytest.raises(CheckpointError, match=r"a\.1\.blocks: has shape \[4, 2, 8\], \[N, K / 32, 16\] is needed"):
+        gpt_oss.read(tensors, {}, "a.1")
+    with pytest.raises(CheckpointError, match=r"a\.1\.scales: has shape \[4, 3\]"):
+        gpt_oss.read({"blocks": torch.zeros(4, 2, 16), "scales": torch.zeros(4, 3)}, {}, "a.1")
 
 
 def test_who_claims_what():

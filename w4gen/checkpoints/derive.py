@@ -53,7 +53,7 @@ def unpack(source: Path, target: Path, progress: bool = True) -> None:
         raise CheckpointError(f"{source}: it was not made by `w4gen pack`: give a folder called w4gen-ARCH")
     formats, ordered = dict[str, str](), list[str]()
     names = dialects.layers(held)
-    under = tuple(f"{name}." for name in names)
+    taken = dialects.used(held)
 
     def tensors() -> Iterator[tuple[str, torch.Tensor]]:
         for name in tracked(names, len(names), "unpacking", progress):
@@ -62,7 +62,7 @@ def unpack(source: Path, target: Path, progress: bool = True) -> None:
             ordered.extend([name] * (layer.order is not None))
             bias = {} if layer.bias is None else {"bias": layer.bias}
             yield from _of_layer(name, own.write(layer.weight, layer.order) | bias)
-        yield from held.tensors(name for name in held.entries if not name.startswith(under))
+        yield from held.tensors(name for name in held.entries if name not in taken)
 
     _save(target, held.stated, {"quant_method": own.NAME, "formats": formats, "ordered": ordered}, tensors())
     for each in (source.parent if source.parent != target else source).iterdir():

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from w4gen.checkpoints import awq, bitsandbytes, compressed_tensors, gptq, hqq, modelopt, own, packed
+from w4gen.checkpoints import awq, bitsandbytes, compressed_tensors, gpt_oss, gptq, hqq, modelopt, own, packed
 from w4gen.checkpoints.folder import Folder
 from w4gen.checkpoints.layer import UNREADABLE, Dialect, Layer, Tensors
 from w4gen.errors import CheckpointError
 
-DIALECTS: tuple[Dialect, ...] = (gptq, awq, compressed_tensors, modelopt, bitsandbytes, hqq, own, packed)
+DIALECTS: tuple[Dialect, ...] = (gptq, awq, compressed_tensors, modelopt, bitsandbytes, hqq, gpt_oss, own, packed)
 
 
 def dialect(folder: Folder) -> Dialect | None:
@@ -32,8 +32,26 @@ def dialect(folder: Folder) -> Dialect | None:
 def layers(folder: Folder) -> list[str]:
     """The names of the quantized layers, in the order of the files."""
     found = dialect(folder)
-    marks = found.MARKS if found else ()
-    return [name.removesuffix(mark) for name in folder.entries for mark in marks if name.endswith(mark)]
+    marks = [(name, mark) for name in folder.entries for mark in (found.MARKS if found else ()) if name.endswith(mark)]
+    return [each for name, mark in marks for each in _named(name, mark, folder.entries[name].shape)]
+
+
+def _named(tensor: str, mark: str, shape: tuple[int, ...]) -> list[str]:
+    """The layers that a tensor with a mark tells of."""
+    name = tensor.removesuffix(mark)
+    return [name] if mark[0] == "." else [f"{name}.{index}" for index in range(shape[0] if shape else 0)]
+
+
+def used(folder: Folder) -> set[str]:
+    """The tensors that are of quantized layers."""
+    found = dialect(folder)
+    under = tuple(
+        f"{name.removesuffix(mark)}{mark[0]}"
+        for name in folder.entries
+        for mark in (found.MARKS if found else ())
+        if name.endswith(mark)
+    )
+    return {name for name in folder.entries if name.startswith(under)}
 
 
 def layer(folder: Folder, name: str, device: torch.device | str = "cpu") -> Layer:
@@ -41,8 +59,11 @@ def layer(folder: Folder, name: str, device: torch.device | str = "cpu") -> Laye
     found = dialect(folder)
     if found is None:
         raise CheckpointError(f"{folder.path}: {name} is not quantized: its weight is a plain tensor")
+    stack, _, index = name.rpartition(".")
+    stacked = any(f"{stack}{mark}" in folder.entries for mark in found.MARKS if mark[0] != ".")
+    tensors = folder.under(f"{stack}_", device, int(index)) if stacked else folder.under(f"{name}.", device)
     try:
-        return read(found, folder.under(name, device), folder.quantization, name)
+        return read(found, tensors, folder.quantization, name)
     except CheckpointError as error:
         raise CheckpointError(f"{folder.path}: {error}") from error
 

@@ -52,20 +52,19 @@ class Folder:
     def quantization(self) -> dict[str, Any]:
         return self.stated.get("quantization_config") or {}
 
-    def tensors(self, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Tensors, mapped into memory; each file is opened once."""
+    def tensors(self, names: Iterable[str], index: int | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+        """Tensors, mapped into memory, or one slice of each along their first dimension; each file is opened once."""
         for file, each in groupby(sorted(names, key=lambda name: self.entries[name].file), lambda name: self.entries[name].file):
             with opened(file) as held:
-                yield from ((name, held.get_tensor(name)) for name in each)
+                yield from ((name, held.get_tensor(name) if index is None else held.get_slice(name)[index]) for name in each)
 
     def tensor(self, name: str) -> torch.Tensor:
         return dict(self.tensors([name]))[name]
 
-    def under(self, name: str, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
-        """The tensors of one layer, by what follows its name and a dot."""
-        start = f"{name}."
+    def under(self, start: str, device: torch.device | str = "cpu", index: int | None = None) -> dict[str, torch.Tensor]:
+        """The tensors whose names begin with `start`, by what follows; or a slice of each."""
         names = [each for each in self.entries if each.startswith(start)]
-        return {each[len(start) :]: tensor.to(device) for each, tensor in self.tensors(names)}
+        return {each[len(start) :]: tensor.to(device) for each, tensor in self.tensors(names, index)}
 
 
 def read(path: str | Path) -> Folder:

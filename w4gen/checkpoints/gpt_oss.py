@@ -1,27 +1,31 @@
-"""gpt-oss' experts in MXFP4: one layer for each expert, of tensors that hold all of them."""
+"""gpt-oss' experts in MXFP4: `_blocks` u8[experts, N, K / 32, 16] and `_scales` u8[experts, N, K / 32], `_bias` [experts, N].
+
+A byte holds two neighbours, the first in its low half; a scale byte is the exponent of a power of two, plus 127.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
-from w4gen.checkpoints.layer import Layer, expect, refuse
+from w4gen.checkpoints.layer import Layer, Tensors, expect, need, refuse
 from w4gen.formats import named
 
-NAME = "gpt-oss"
+NAME = "mxfp4"
+MARKS = ("_blocks",)
 
 
-def experts(name: str, blocks: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None = None) -> Iterator[Layer]:
-    """The layer of each expert, of `name_blocks` u8[experts, N, K / 32, 16], `name_scales` u8[experts, N, K / 32] and
-    `name_bias` [experts, N].
+def claims(quantization: Mapping[str, Any]) -> bool:
+    return quantization.get("quant_method") == NAME
 
-    A byte holds two neighbours, the first in its low half; a scale byte is the exponent of a power of two, plus 127.
-    """
-    if blocks.dim() != 4 or blocks.shape[-1] != 16:
-        refuse(name, "blocks", f"has shape {list(blocks.shape)}, [experts, N, K / 32, 16] is needed", "the file may be damaged")
-    expect(scales, tuple(blocks.shape[:3]), "scales", name, "the file may be damaged")
-    for expert, (stored, scale) in enumerate(zip(blocks, scales, strict=True)):
-        codes = torch.stack([stored & 15, stored >> 4], -1).reshape(len(stored), -1)
-        parts = {"codes": codes, "scale": scale}
-        yield Layer(f"{name}.{expert}", NAME, named("mxfp4"), parts, None if bias is None else bias[expert])
+
+def read(tensors: Tensors, quantization: Mapping[str, Any], name: str) -> Layer:
+    """One expert, of its slices of the tensors: blocks u8[N, K / 32, 16] and so on."""
+    blocks = need(tensors, "blocks", name, 3)
+    if blocks.shape[-1] != 16:
+        refuse(name, "blocks", f"has shape {list(blocks.shape)}, [N, K / 32, 16] is needed", "the file may be damaged")
+    scales = expect(need(tensors, "scales", name), tuple(blocks.shape[:2]), "scales", name, "the file may be damaged")
+    codes = torch.stack([blocks & 15, blocks >> 4], -1).reshape(len(blocks), -1)
+    return Layer(name, NAME, named("mxfp4"), {"codes": codes, "scale": scales}, tensors.get("bias"))

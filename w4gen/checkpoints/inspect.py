@@ -59,9 +59,9 @@ def _in_folder(held: folder.Folder) -> Iterator[Held]:
             "runs from codes" + ", columns in another order" * (layer.order is not None) + ", with a warning" * bool(layer.notes)
         )
         yield Held(kind_of(name), 1, layer.shape, dialect, layer.format.label, layer.format.stated_bits(*layer.shape), plan)
-    under = tuple(f"{name}." for name in names)
+    taken = dialects.used(held)
     for name, entry in held.entries.items():
-        if not name.startswith(under):
+        if name not in taken:
             bits = 8 * entry.bytes / max(1, math.prod(entry.shape))
             yield Held(kind_of(name), 1, entry.shape, "plain", entry.kind.lower(), bits, "stays as it is")
 

@@ -64,7 +64,8 @@ class Layer:
 class Dialect(Protocol):
     """A way to store a quantized linear layer; each is a module of this package with these names.
 
-    A layer is there where a tensor's name is the layer's and one of `MARKS` (".qweight"): no other tensor may end so.
+    A layer is there where a tensor's name is the layer's and one of `MARKS` (".qweight"): no other tensor may end so. A mark that
+    begins with an underscore is of a stack of layers, called NAME.0, NAME.1 and so on: their tensors are slices of NAME_….
     """
 
     NAME: str

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from w4gen.checkpoints import dialects, packed
+from w4gen.checkpoints.experts import make_room
 from w4gen.checkpoints.folder import Folder
 from w4gen.checkpoints.gguf_model import Loaded
 from w4gen.checkpoints.layer import UNREADABLE
@@ -37,6 +38,7 @@ def load(folder: Folder, dtype: torch.dtype | None, device: torch.device) -> Loa
     """The model, in `dtype` where it is not quantized. Layers are read one at a time, after all names and shapes were checked."""
     model = empty(folder, dtype)
     quantized = dialects.layers(folder)
+    make_room(model, quantized)
     plain = _plain(folder, model, quantized)
     mapped = dtype is None or packed.claims(folder.quantization)
     found, notes = [], []
@@ -61,8 +63,8 @@ def load(folder: Folder, dtype: torch.dtype | None, device: torch.device) -> Loa
         model.config.tie_word_embeddings = False
     else:
         model.tie_weights()
-    under = tuple(f"{name}." for name in quantized)
-    unused = [name for name in folder.entries if name not in plain and not name.startswith(under)]
+    taken = {*plain, *dialects.used(folder)}
+    unused = [name for name in folder.entries if name not in taken]
     return Loaded(model.eval(), tuple(found), (), tuple(unused), tuple(notes))
 
 

@@ -17,6 +17,7 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from w4gen.checkpoints import dialects, own
+from w4gen.checkpoints.experts import make_room
 from w4gen.errors import CheckpointError
 from w4gen.ir.types import Format
 from w4gen.models import by_pattern, chosen, matches, patterns
@@ -100,7 +101,9 @@ class W4GenQuantizer(HfQuantizer):  # type: ignore[misc]
         return Rounded(by_pattern(self.quantization_config.format))
 
     def _process_model_before_weight_loading(self, model: Any, **_: Any) -> None:
-        for name, text in (self.quantization_config.formats if self.pre_quantized else {}).items():
+        formats = self.quantization_config.formats if self.pre_quantized else {}
+        make_room(model, formats)
+        for name, text in formats.items():
             module = model.get_submodule(name)
             if type(module) is not torch.nn.Linear:
                 raise CheckpointError(f"{name} is no linear layer of {type(model).__name__}: config.json may be of another model")
