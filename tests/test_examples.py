@@ -28,7 +28,7 @@ def test_there_are_examples() -> None:
     assert EXAMPLES
 
 
-@pytest.mark.parametrize("name", [name for name in EXAMPLES if name[:2] not in ("02", "03", "04")])
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name[:2] not in ("02", "03", "04", "05")])
 def test_an_example_runs(name: str) -> None:
     assert run(f"examples/{name}").strip()
 
@@ -37,6 +37,19 @@ def test_the_example_of_an_own_format_learns_better_codebooks_than_nf4() -> None
     told = run("examples/02_own_format.py")
     assert "4 of 4 learned codebooks beat NF4" in told
     assert all(float(error) < 6e-4 for error in re.findall(r"of the kernel to it (\S+)", told))
+
+
+@pytest.mark.parametrize("bits", [3.6, 4.25])
+def test_the_example_of_mixed_formats_keeps_its_budget_and_beats_one_format(bits: float) -> None:
+    told = run("examples/05_mixed_formats.py", "--bits", str(bits))
+    taken, budget, error = re.search(r"mixed: ([\d,]+) of ([\d,]+) bytes, error (\S+)", told).groups()
+    assert 0.98 * number(budget) < number(taken) <= number(budget)
+    others = [float(each) for each in re.findall(r"everywhere: .* error (\S+)", told)]
+    assert float(error) < 0.85 * min(others)
+
+
+def number(text: str) -> int:
+    return int(text.replace(",", ""))
 
 
 @pytest.mark.parametrize("how", ["file", "folder", "wheel", "file in pieces", "wheel in pieces"])

@@ -70,9 +70,9 @@ def _codes(tensor: torch.Tensor, what: str, kind: Format) -> torch.Tensor:
         return tensor.view(torch.uint8)
     if tensor.is_floating_point():
         raise ShapeError(f"{what}s are {tensor.dtype}: {kind.label} has codes, u8 in 0…{2**kind.bits - 1}")
-    outside = torch.nonzero((tensor < 0) | (tensor > 2**kind.bits - 1))
-    if len(outside):
-        at = outside[0].tolist()
+    low, high = tensor.aminmax()
+    if low < 0 or high > 2**kind.bits - 1:
+        at = torch.nonzero((tensor < 0) | (tensor > 2**kind.bits - 1))[0].tolist()
         raise FormatError(f"{what}{at} is {tensor[tuple(at)].item()}: {kind.label} has codes 0…{2**kind.bits - 1}")
     return tensor.to(torch.uint8)
 
