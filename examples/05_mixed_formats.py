@@ -86,11 +86,10 @@ def main() -> None:
         f"mixed: {report.bytes_after:,} of {budget:,} bytes, error {math.sqrt(sum(each.error for each in picked.values())):.4f}"
     )
     for form in CANDIDATES:
-        same = [each for layer in linear for each in choices(linear[layer], size) if each.format == form]
-        if len(same) == len(linear) and sum(each.bytes for each in same) <= budget:
-            print(
-                f"{form} everywhere: {sum(each.bytes for each in same):,} bytes, error {math.sqrt(sum(e.error for e in same)):.4f}"
-            )
+        same = [each for layer in layers.values() for each in layer if each.format == form]
+        taken = sum(each.bytes for each in same)
+        if len(same) == len(linear) and taken <= budget:
+            print(f"{form} everywhere: {taken:,} bytes, error {math.sqrt(sum(each.error for each in same)):.4f}")
 
 
 if __name__ == "__main__":

