@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import oracle
@@ -236,6 +237,7 @@ def test_without_a_type_plain_tensors_stay_as_they_are_stored(tmp_path: Path) ->
     model = w4gen.load(tmp_path / "m", None)
     assert model.lm_head.weight.dtype == torch.float32
     assert torch.equal(model.lm_head.weight, dense.lm_head.weight)
+    assert model.half()(torch.arange(8)[None]).logits.dtype == torch.float16
 
 
 def test_a_tensor_that_no_module_takes_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -294,6 +296,29 @@ def test_a_converted_folder_is_what_rounding_the_model_gives(form: str, tmp_path
     loaded = w4gen.load(tmp_path / "b", torch.float32)
     assert not isinstance(loaded.lm_head, w4gen.Linear)
     assert torch.equal(loaded(ids).logits, model(ids).logits)
+
+
+def test_formats_by_pattern_from_the_command_line(tmp_path: Path) -> None:
+    model = plain(tmp_path / "a")
+    asked = ["--format", "*.k_proj=nf4_g64", "--format", "*.mlp.*=int4_g32", "--format", "int8_g32"]
+    done = CliRunner().invoke(cli, ["convert", str(tmp_path / "a"), str(tmp_path / "b"), *asked])
+    told = done.output.strip().rpartition(": ")[2]
+    assert sorted(told.split(", ")) == ["2 layers in nf4_g64", "6 layers in int4_g32", "7 layers in int8_g32"]
+    w4gen.convert(model, {"*.k_proj": "nf4_g64", "*.mlp.*": "int4_g32", "*": "int8_g32"})
+    ids = torch.arange(8)[None]
+    assert torch.equal(w4gen.load(tmp_path / "b", torch.float32)(ids).logits, model(ids).logits)
+
+
+def test_what_cannot_be_converted_is_known_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain(tmp_path / "a")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10_000))
+    with pytest.raises(CheckpointError, match=r"b: it takes [\d,]+ bytes and the disk has 10,000: make room"):
+        convert(tmp_path / "a", tmp_path / "b", "int4_g32")
+    monkeypatch.undo()
+    changed(intermediate_size=98)(tmp_path / "a/config.json")
+    with pytest.raises(CheckpointError, match=r"mlp\.\w+_proj\.weight has shape \[.*\], config.json says"):
+        convert(tmp_path / "a", tmp_path / "b", "int4_g32")
+    assert not (tmp_path / "b").exists()
 
 
 def test_a_conversion_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:

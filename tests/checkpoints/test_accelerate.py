@@ -71,6 +71,7 @@ def test_layers_are_replaced_in_place_and_the_model_answers_as_before():
         "left lm_head (1): its weight is not quantized",
     ]
     assert w4gen.accelerate(model).replaced == ()
+    assert model.to(torch.float16)(IDS).logits.dtype == model.half().dtype == torch.float16
 
 
 def test_what_was_replaced_is_saved_and_loaded(tmp_path):

@@ -147,8 +147,11 @@ def _tell(model: Any, said: W4GenConfig) -> None:
 
 
 def keep(model: Any) -> None:
-    """Make a model that holds w4gen's layers one of this method, so that `save_pretrained` writes them."""
+    """Make a model that holds w4gen's layers one of this method, so that `save_pretrained` writes them.
+
+    Transformers refuses `half()` and `float()` of what it calls quantized; w4gen's layers take them.
+    """
     said = W4GenConfig()
     _tell(model, said)
     model.config.quantization_config = said
-    model.hf_quantizer, model.is_quantized, model.quantization_method = W4GenQuantizer(said), True, own.NAME
+    model.hf_quantizer, model.is_quantized, model.quantization_method = W4GenQuantizer(said), False, own.NAME
