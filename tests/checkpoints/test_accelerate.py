@@ -118,6 +118,9 @@ def test_codes_that_may_have_been_reordered_are_left():
 
 def test_codes_without_a_dialect_are_left():
     model, _ = loaded()
+    other = type("FP8Linear", (torch.nn.Linear,), {})(4, 4)
+    done = w4gen.accelerate(torch.nn.Sequential(other))
+    assert [each.reason for each in done.left] == ["the tensors of a FP8Linear are of no dialect that is read"]
     model.config.quantization_config = None
     assert {each.reason for each in w4gen.accelerate(model).left} == {
         "its weight is not quantized",

@@ -79,13 +79,17 @@ def resident() -> int:
 
 
 def step(name: str, path: Path) -> dict[str, float]:
-    """One step, in the process that it has for itself: seconds, and memory beyond what importing took."""
-    import transformers.models.llama.modeling_llama  # noqa: F401  what both starts need
+    """One step, in the process that it has for itself: seconds, those of processors, and memory beyond what importing took."""
+    import accelerate  # noqa: F401  what every start imports is not counted
+    import transformers.models.llama.modeling_llama
 
+    from w4gen.checkpoints import quantizer  # noqa: F401
+
+    _ = transformers.AutoModelForCausalLM
     place = "cuda" if torch.cuda.is_available() else "cpu"
     if torch.cuda.is_available():
         torch.zeros(1, device="cuda")
-    before, start = resident(), time.perf_counter()
+    before, start, spent = resident(), time.perf_counter(), time.process_time()
     if name == "pack":
         derive.pack(path, arch_of().name, progress=False)
     else:
@@ -93,7 +97,8 @@ def step(name: str, path: Path) -> dict[str, float]:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
     gpu = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-    return {"seconds": time.perf_counter() - start, "bytes": peak() - before, "bytes_gpu": gpu}
+    told = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - spent}
+    return {**told, "bytes": peak() - before, "bytes_gpu": gpu}
 
 
 def repack() -> dict[str, float]:

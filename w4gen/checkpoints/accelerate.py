@@ -50,7 +50,7 @@ def accelerate(model: torch.nn.Module, quantization: Mapping[str, Any] | None = 
     said = dict(stated(model) if quantization is None else quantization)
     dialect = next((each for each in dialects.DIALECTS if each.claims(said)), None)
     replaced, left, notes, foreign = [], [], list[str](), 0
-    names = [name for name, module in model.named_modules() if name and (_plain(module) or _codes(module))]
+    names = [name for name, module in model.named_modules() if name and (isinstance(module, torch.nn.Linear) or _codes(module))]
     for name in tracked(names, len(names), "replacing", progress):
         plain, done = _plain(model.get_submodule(name)), _replaced(model, name, dialect, said)
         if isinstance(done, str):

@@ -27,19 +27,20 @@ def pack(source: Path, arch: str, progress: bool = True) -> Path:
     """
     made, target = packed.beside(source, arch), arch_named(arch)
     model = whole(source, None, torch.device("cpu")).model
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, Linear)}
-    if not layers:
+    names = [name for name, module in model.named_modules() if isinstance(module, Linear)]
+    if not names:
         raise CheckpointError(f"{source}: no layer of it is quantized, so there is nothing to pack: `w4gen convert` rounds it")
     stated = dict[str, Any]()
 
     def tensors() -> Iterator[tuple[str, torch.Tensor]]:
-        for name in tracked(layers, len(layers), "packing", progress):
-            layer = layers[name]
+        for name in tracked(names, len(names), "packing", progress):
+            layer = model.get_submodule(name)
+            model.set_submodule(name, torch.nn.Identity())  # nothing is in memory twice
             weight = layer.weight
             weight = weight.packed_as(layout_for(weight.format, target, weight.n, weight.k))
             stated[name] = packed.stated(weight)
             yield from _of_layer(name, packed.write(weight, layer.order, layer.bias))
-        yield from _plain(model, layers)
+        yield from _plain(model)
 
     said = {"quant_method": packed.NAME, "arch": arch, "layers": stated, "source": packed.facts(source)}
     _save(made, model.config.to_dict(), said, tensors())
@@ -74,11 +75,11 @@ def _of_layer(name: str, held: dict[str, torch.Tensor]) -> Iterator[tuple[str, t
     return ((f"{name}.{each}", tensor) for each, tensor in held.items())
 
 
-def _plain(model: Any, layers: dict[str, Linear]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a model that no w4gen layer holds; of tied ones the first."""
-    under, seen = tuple(f"{name}." for name in layers), set[int]()
+def _plain(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a model; of tied ones the first."""
+    seen = set[int]()
     for name, tensor in model.state_dict().items():
-        if not name.startswith(under) and tensor.data_ptr() not in seen:
+        if tensor.data_ptr() not in seen:
             seen.add(tensor.data_ptr())
             yield name, tensor
 
