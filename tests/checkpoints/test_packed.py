@@ -87,6 +87,9 @@ def test_it_is_taken_where_its_arch_is_and_its_files_are(made, monkeypatch, capl
     assert "made of other files" in caplog.text
     assert CliRunner().invoke(cli, ["pack", str(source)]).exit_code == 0
     assert w4gen.load(source).model.layers[0].mlp.up_proj.layout == layout
+    next((source / "w4gen-sm_90").glob("*.safetensors")).write_bytes(b"<html>")
+    assert w4gen.load(source).model.layers[0].mlp.up_proj.layout != layout
+    assert "a web page stands in its place" in caplog.text
 
 
 def test_act_order_and_gguf_are_packed_too(tmp_path):

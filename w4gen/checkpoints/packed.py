@@ -16,7 +16,7 @@ import torch
 
 from w4gen.checkpoints import folder
 from w4gen.checkpoints.layer import Layer, Tensors, expect, need, refuse
-from w4gen.errors import FormatError
+from w4gen.errors import CheckpointError, FormatError
 from w4gen.ir.layout import Layout
 from w4gen.ir.types import Format
 from w4gen.runtime.linear import attribute
@@ -92,11 +92,15 @@ def facts(source: Path) -> dict[str, list[int]]:
 
 
 def fresh(source: Path, arch: str) -> Path | None:
-    """What was made of a checkpoint for an arch, where it is there and made of the files that are there now."""
+    """What was made of a checkpoint for an arch, where it is there, whole, and made of the files that are there now."""
     made = beside(source, arch)
     if not (made / "config.json").exists():
         return None
-    if folder.read(made).quantization.get("source") == facts(source):
-        return made
-    logger.warning("%s: it was made of other files than are in %s now and is not used: `w4gen pack` makes it anew", made, source)
-    return None
+    try:
+        same = folder.read(made).quantization.get("source") == facts(source)
+    except CheckpointError as error:
+        logger.warning("%s is not used: %s", made, error)
+        return None
+    if not same:
+        logger.warning("%s is not used: it was made of other files than are there now: `w4gen pack` makes it anew", made)
+    return made if same else None
