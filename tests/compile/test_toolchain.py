@@ -33,7 +33,7 @@ SHAPES = {
     "eight rows": "8x4096x4096",
     "gemm 16": "16x8192x4096",
     "gemm 64": "64x4096x4096",
-    "gemm large": "64x8192x28672",
+    "gemm large": "64x28672x8192",
     "many rows": "512x4096x4096",
     "dequant": "4096x4096x4096",
 }

@@ -39,7 +39,7 @@ from w4gen.schedule.stored import fragment_order
 PORTABLE, SM_90 = ARCHES["portable"], ARCHES["sm_90"]
 PLAIN = replace(SM_80, features=SM_80.features - {"gluon"})
 """What Triton is asked for where the fast templates are not made for it."""
-BLOCKS = ("gemm", *FAST)
+OF_BLOCKS = ("gemm", *FAST)
 """Templates that read codes in the order of fragments, which archs from sm_80 on have."""
 TEMPLATES = sorted(paths.templates().glob("*.py.jinja"))
 
@@ -58,7 +58,7 @@ def rendered(
 
 
 def home(schedule: Schedule | None) -> Arch:
-    return SM_80 if schedule is not None and schedule.template in BLOCKS else PORTABLE
+    return SM_80 if schedule is not None and schedule.template in OF_BLOCKS else PORTABLE
 
 
 def asked(**changes: object) -> Problem:
