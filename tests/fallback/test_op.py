@@ -128,8 +128,9 @@ def test_inductor_compiles_without_a_graph_break(mode: str) -> None:
     assert not counters["graph_break"]
 
 
-def test_an_exported_model_is_saved_and_loaded() -> None:
-    layer, file = module(), io.BytesIO()
+@pytest.mark.parametrize("bias", [True, False])
+def test_an_exported_model_is_saved_and_loaded(bias: bool) -> None:
+    layer, file = w4gen.Linear(module().weight, module().bias if bias else None), io.BytesIO()
     exported = torch.export.export(layer, (x_of(3),), dynamic_shapes=({0: torch.export.Dim("m", min=2, max=4096)},))
     called = [node.target for node in exported.graph.nodes if node.op == "call_function"]
     assert torch.ops.w4gen.linear.default in called

@@ -12,6 +12,7 @@ import w4gen
 from w4gen.bench import profile
 from w4gen.bench.ceilings import measured
 from w4gen.bench.end_to_end import TINY
+from w4gen.bench.machine import CACHED_MB
 from w4gen.bench.noise import too_fast
 
 pytestmark = pytest.mark.gpu
@@ -27,7 +28,8 @@ def test_ceilings_are_in_their_order() -> None:
         assert found is not None, name
         return found
 
-    assert value("L2 read, 8 MB") > value("read") > 0.5 * value("copy")
+    cached = [value(f"L2 read, {size} MB") for size in CACHED_MB]  # small reads are little more than their launch
+    assert max(cached) > 0.5 * value("read") > 0.25 * value("copy")
     assert value("matrix f16, 8192") > value("matrix f16, 1024")
     assert value("decode int4_g128", "int4_g128") > value("decode e2m1_g32", "e2m1_g32") > 100, "it takes more operations"
     assert 0.1 < value("dependent launch") <= 1.1 * value("launch") < 5 < value("host launch") < 200

@@ -65,6 +65,7 @@ def load(folder: Folder, dtype: torch.dtype | None, device: torch.device) -> Loa
         model.tie_weights()
     taken = {*plain, *dialects.used(folder)}
     unused = [name for name in folder.entries if name not in taken]
+    model.to(device)  # what no file holds, as frequencies of rotary embeddings
     return Loaded(model.eval(), tuple(found), (), tuple(unused), tuple(notes))
 
 

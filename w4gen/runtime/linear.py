@@ -196,6 +196,8 @@ class Linear(torch.nn.Module):
         self._names = tuple(map(attribute, weight.names))
         for name, buffer in zip(self._names, weight.buffers, strict=True):
             self.register_buffer(name, buffer)
+        for name in [name for name, buffer in self._buffers.items() if buffer is None]:
+            self._buffers[name] = self._buffers.pop(name)  # torch.export counts what stands before a buffer, and takes no None
 
     def _held(self) -> tuple[torch.Tensor, ...]:
         """The buffers of the weight, in order."""
