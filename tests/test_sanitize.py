@@ -70,6 +70,7 @@ def test_a_report_about_one_of_our_kernels_is_told() -> None:
     row = verdict("memcheck", OURS + PLANT["memcheck"], ALL, ["gemm", "gemv_mma"])
     assert not row["clean"]
     assert row["reports"] == {"gemv_mma: Invalid __global__ read of size 16 bytes": 2}
+    assert "at gemv_mma+0x120" in row["first_of_each"]["gemv_mma: Invalid __global__ read of size 16 bytes"], "where it is"
     race = PLANT["racecheck"].replace("planted_race", "gemm_wgmma").replace("Error: Race", "Warning: Race")
     row = verdict("racecheck", race + PLANT["racecheck"], ALL, ["gemm_wgmma"])
     assert row["why"] == "1 times gemm_wgmma: Warning: Race reported between Write access"
@@ -125,7 +126,8 @@ def test_every_template_has_a_call_on_sm_90_and_each_is_of_its_own_kernel() -> N
     assert {piece.name for each in kernels.values() for piece in each.pieces} > {"add_parts"}
     assert {each.schedule.sum_at for each in kernels.values() if each.name == "gemv_half"} == {"shared"}, "a cluster"
     assert {each.schedule.unit for each in kernels.values() if each.name == "gemv"} == {"lanes", "mma"}
-    assert all(each.problem.n % 8 or each.name in ("gemm", "gemm_wgmma") for each in kernels.values()), "masks are watched"
+    whole = ("gemm", "gemm_wgmma", "dgrad_wgmma")
+    assert all(each.problem.n % 8 or each.name in whole for each in kernels.values()), "masks are watched"
 
 
 def test_the_planted_faults_compile_and_the_race_is_in_shared_memory() -> None:

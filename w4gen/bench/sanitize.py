@@ -98,23 +98,25 @@ KERNEL = re.compile(r"\b(?:at|Device Frame:) ?(?:void )?(\w[\w:]*)[(<+]")
 
 
 def reports(log: str) -> list[tuple[str, frozenset[str]]]:
-    """What a log of compute-sanitizer reports: the first line of each, and the kernels that it names."""
+    """What a log of compute-sanitizer reports: the lines of each, and the kernels that it names."""
     blocks: list[list[str]] = []
     for line in log.splitlines():
         if REPORT.match(line):
             blocks.append([])
-        if blocks and line.startswith("========="):
+        if blocks and line.startswith("=========") and "SUMMARY:" not in line:
             blocks[-1].append(line)
-    return [(block[0].removeprefix("========= "), frozenset(KERNEL.findall("\n".join(block)))) for block in blocks]
+    lines = ["\n".join(line.removeprefix("=========").strip() for line in block) for block in blocks]
+    return [(text, frozenset(KERNEL.findall(text))) for text in lines]
 
 
 def verdict(name: str, log: str, done: Ran, ours: Sequence[str]) -> dict[str, Any]:
     """What came of one tool: reports about each of our kernels and about others, and why it is not clean where it is not."""
-    found, planted, others = Counter[str](), 0, Counter[str]()
-    for what, kernels in reports(log):
-        mine, what = [each for each in ours if each in kernels], re.sub(r" at .*", "", what)
+    found, planted, others, whole = Counter[str](), 0, Counter[str](), dict[str, str]()
+    for text, kernels in reports(log):
+        mine, what = [each for each in ours if each in kernels], re.sub(r" at .*", "", text.partition("\n")[0])
         if mine or not kernels:
             found[f"{', '.join(mine) or 'no kernel'}: {what}"] += 1
+            whole.setdefault(f"{', '.join(mine) or 'no kernel'}: {what}", text)
         elif any(each.startswith("planted") for each in kernels):
             planted += PLANTED[name] in kernels
         else:
@@ -129,6 +131,7 @@ def verdict(name: str, log: str, done: Ran, ours: Sequence[str]) -> dict[str, An
         "tool": name,
         "clean": not why,
         "reports": dict(found),
+        "first_of_each": whole,
         "others": dict(others),
         "planted": planted,
         "calls": len(CASES) - sum(name in CASES for name in done.missing),
