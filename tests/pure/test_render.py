@@ -263,7 +263,7 @@ def test_an_unchanged_copy_of_the_template_renders_the_same(changed) -> None:  #
 def test_a_template_that_is_edited_is_read_again(changed) -> None:  # type: ignore[no-untyped-def]
     """And so is one that it includes, in the same process."""
     folder = changed("{{ store() }}", "{{ store() }}")
-    for name, schedule in (("gemv.py", None), ("gemv_half.py", FAST_HALF), ("fragments", FAST_HALF)):
+    for name, schedule in (("gemv.py", None), ("gemv_half.py", FAST_HALF), ("thread", FAST_HALF)):
         edited, before = folder / f"{name}.jinja", rendered(asked(), schedule, folder).source
         assert rendered(asked(), schedule, folder).source == before
         edited.write_text(re.sub(r"(?m)^(@\w+\.jit\(|@gluon\.jit\ndef each_of)", r"# edited\n\1", edited.read_text()))
