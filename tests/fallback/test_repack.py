@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hypothesis
+import numpy as np
 import pytest
 import torch
+import weights
+from hypothesis import strategies as st
 
 from w4gen.formats import named
 from w4gen.ir import layout as layouts
@@ -40,6 +44,24 @@ def test_slabs_are_stored_as_the_whole_is(form: Format, n: int, k: int, monkeypa
     for source, held in stored:
         for target, whole in stored:
             assert torch.equal(repack.repacked(held, source, target, n, k), whole)
+
+
+@hypothesis.settings(max_examples=60)
+@hypothesis.given(
+    order=weights.layouts((4, 8)).filter(lambda each: each.size("n") <= 64 and each.size("k") <= 2048), data=st.data()
+)
+def test_rows_may_lie_anywhere(order: layouts.Layout, data: st.DataObject) -> None:
+    """Also where a digit of n is not the one that strides furthest: then no rows follow one another."""
+    n, k = (data.draw(st.integers(max(1, order.size(axis) // 2), order.size(axis))) for axis in "nk")
+    codes = torch.randint(0, 2**order.bits, (n, k), dtype=torch.uint8)
+    plain, held = layouts.dense(n, k, order.bits), repack.packed(codes, order)
+    full = torch.nn.functional.pad(codes, (0, order.size("k") - k, 0, order.size("n") - n))
+    bits = np.unpackbits(held.numpy().view(np.uint8), bitorder="little")
+    for row, column in {(n - 1, k - 1), (0, k - 1), (n - 1, 0), (n // 2, k // 2)}:
+        at = order.address(n=row, k=column)
+        assert np.packbits(bits[at : at + order.bits], bitorder="little")[0] == full[row, column]
+    assert torch.equal(repack.repacked(held, order, plain, n, k), repack.packed(codes, plain))
+    assert torch.equal(repack.repacked(repack.packed(codes, plain), plain, order, n, k), held)
 
 
 def test_columns_need_not_be_contiguous() -> None:

@@ -43,8 +43,8 @@ def unpacked(codes: torch.Tensor, layout: Layout, n: int, k: int, rows: int) -> 
 
 
 def _planes(codes: torch.Tensor, layout: Layout) -> list[torch.Tensor]:
-    """The planes of stored codes, block by block of rows: the highest digit of n strides furthest."""
-    blocks = _highest(layout).size
+    """The planes of stored codes, block by block of rows."""
+    blocks = _blocks(layout)
     return [plane.reshape(blocks, -1) for plane in codes.reshape(-1).split([plane.length for plane in layout.planes])]
 
 
@@ -79,7 +79,7 @@ def _joined(made: Callable[[int], list[torch.Tensor]], firsts: range, layout: La
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         # on a GPU, the current stream is that of this thread
         for pieces in pool.map(made, firsts) if device.type == "cpu" else map(made, firsts):
-            found = found or [piece.new_empty(plane.length) for piece, plane in zip(pieces, layout.planes, strict=True)]
+            found = found or [piece.new_zeros(plane.length) for piece, plane in zip(pieces, layout.planes, strict=True)]
             for index, piece in enumerate(pieces):
                 found[index][at[index] : at[index] + len(piece)] = piece
                 at[index] += len(piece)
@@ -98,17 +98,29 @@ def _rows(k: int, device: torch.device) -> int:
 
 
 def first_rows(layout: Layout, rows: int) -> Layout:
-    """A layout of the first `rows` rows at least, in whole blocks: its highest digit of n cut, in each plane."""
-    top = _highest(layout)
-    size = -(-rows // (layout.size("n") // top.size))
+    """A layout of the first `rows` rows at least, in whole blocks: the highest digit of n cut, in each plane."""
+    if _blocks(layout) == 1:
+        return layout
+    top, size = _highest(layout), -(-rows // _tall(layout))
     digits = tuple(replace(digit, size=size) if digit == top else digit for digit in layout.digits)
     return replace(layout, digits=digits, high=layout.high and first_rows(layout.high, rows))
 
 
 def _tall(layout: Layout) -> int:
     """Rows of a block."""
-    return layout.size("n") // _highest(layout).size
+    return layout.size("n") // _blocks(layout)
 
 
-def _highest(layout: Layout) -> Digit:
-    return max((digit for digit in layout.digits if digit.axis == "n"), key=lambda digit: digit.stride)
+def _blocks(layout: Layout) -> int:
+    """Blocks of rows that follow one another in every plane: what n's highest digit counts, if it strides furthest; else one."""
+    counts = set()
+    for plane in layout.planes:
+        top = _highest(plane)
+        furthest = max((digit.stride for digit in plane.digits if digit.size > 1), default=0)
+        counts.add(top.size if top is not None and top.stride == furthest >= plane.unit else 1)
+    return counts.pop() if len(counts) == 1 else 1
+
+
+def _highest(layout: Layout) -> Digit | None:
+    """The highest digit of n that counts."""
+    return next((digit for digit in reversed(layout.digits) if digit.axis == "n" and digit.size > 1), None)
