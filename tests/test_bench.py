@@ -98,7 +98,7 @@ def test_what_inductor_fuses_beside_a_linear_layer_is_none(name: str) -> None:
 
 def test_what_takes_too_long_or_fails_is_noted_and_the_rest_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "AGAIN", 0.05)
-    run = end_to_end.Run(tmp_path / "it.json", 4, 4, torch.device("cpu"), time.time() + 60, results={"variants": {}})
+    run = end_to_end.Run(tmp_path / "it.json", 4, 4, torch.device("cpu"), time.time() + 600, results={"variants": {}})
 
     def refuse() -> dict:
         raise RuntimeError("out of memory\nand more")
@@ -108,24 +108,24 @@ def test_what_takes_too_long_or_fails_is_noted_and_the_rest_goes_on(tmp_path: Pa
 
     def swallow() -> dict:
         with contextlib.suppress(TimeoutError):
-            time.sleep(5)
-        time.sleep(5)
+            time.sleep(30)
+        time.sleep(30)
         return {}
 
     def look() -> dict:
         return {"noted": json.loads((tmp_path / "it.json").read_text())["variants"]["a"]["noted"]["failed"]}
 
-    run.take("a", "long", 0.05, lambda: time.sleep(5))
+    run.take("a", "long", 0.05, lambda: time.sleep(30))
     run.take("a", "swallowed", 0.05, swallow)
-    run.take("a", "refused", 5, refuse)
-    run.take("a", "announced", 5, announce)
-    run.take("a", "unlike", 5, lambda: torch.testing.assert_close(torch.zeros(1), torch.ones(1)))
-    run.take("a", "noted", 5, look)
-    run.take("a", "done", 5, lambda: {"is": 1})
+    run.take("a", "refused", 60, refuse)
+    run.take("a", "announced", 60, announce)
+    run.take("a", "unlike", 60, lambda: torch.testing.assert_close(torch.zeros(1), torch.ones(1)))
+    run.take("a", "noted", 60, look)
+    run.take("a", "done", 60, lambda: {"is": 1})
     dataclasses.replace(run, ends=0).take("a", "late", 5, lambda: {"is": 1})
     told = json.loads((tmp_path / "it.json").read_text())["variants"]["a"]
     assert told["long"]["failed"] == "TimeoutError: not done in 0 s"
-    assert told["long"]["took_s"] < 2
+    assert told["long"]["took_s"] < 20
     assert told["swallowed"]["failed"] == "TimeoutError: not done in 0 s"
     assert told["refused"]["failed"] == "RuntimeError: out of memory"
     assert told["announced"]["failed"] == "RuntimeError: the compiler raised: TimeoutError: too long"
@@ -141,8 +141,8 @@ def test_a_compile_leaves_time_to_those_that_come_later() -> None:
 
 
 def test_a_process_that_waits_in_c_is_ended(tmp_path: Path) -> None:
-    code = "import time; from w4gen.bench.limits import ended\nwith ended(0.2): time.sleep(60)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    code = "import time; from w4gen.bench.limits import ended\nwith ended(0.2): time.sleep(900)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 1
     assert "Timeout" in done.stderr
 

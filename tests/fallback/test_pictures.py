@@ -201,6 +201,6 @@ def test_the_page_reads_on_a_phone(tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text(text.replace("<details>", "<details open>").replace("</body>", f"{probe}</body>"))
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=500,900", "--dump-dom"]
     asked = [str(CHROMIUM), *options, f"--user-data-dir={tmp_path}/profile", (tmp_path / "page.html").as_uri()]
-    done = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=300)
     wide, _, window = re.search(r"<title>(\d+) of (\d+)</title>", done.stdout).group(0)[7:-8].partition(" of ")  # type: ignore[union-attr]
     assert int(wide) <= int(window) <= 500
