@@ -432,13 +432,6 @@ def check_that_nothing_writes_what_wgmma_reads(lines: list[str]) -> None:
     assert any("HGMMA" in line for line in lines)
 
 
-@pytest.mark.parametrize("shape", ["16x8192x4096", "64x8192x8192", "64x4096x4096"])
-def test_a_sum_is_never_carried_through_a_dot_of_decoded_registers(shape: str) -> None:
-    """The hazard of docs/kernels.md: with w on the left, each dot starts a sum of its own."""
-    source = w4gen.compile(shape, arch="sm_90").source
-    assert re.findall(r"tl\.dot\((.*)\)", source) == ["w_value, tl.trans(x_tile)"]
-
-
 def test_a_second_build_finds_the_first(fresh_cache: Path) -> None:
     kernel = w4gen.compile("1x256x64", arch="sm_90")
     first, second = (only(toolchain.build(kernel, ARCHES["sm_90"])) for _ in range(2))

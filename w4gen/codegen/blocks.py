@@ -277,7 +277,21 @@ class GemmPrinter(SumsPrinter, BlockPrinter):
         return constants(rows)
 
     def magic(self) -> str:
-        return "\n".join(magic(self.program) or tl.magic(self.program, "(m_count >> 31)"))
+        one = "one = (0x3F800000 + (m_count >> 31)).to(tl.float32, bitcast=True)  # 1.0, but the compiler does not see it"
+        lines = magic(self.program) or tl.magic(self.program, "(m_count >> 31)")
+        return "\n".join([*lines, *([one] if self.unscaled else [])])
+
+    @property
+    def unscaled(self) -> bool:
+        """Whether sums of a step are added as they are, on an arch with wgmma.
+
+        There Triton would make one sum of them, carried through the instruction (docs/kernels.md, the hazard): so they are
+        multiplied by 1.
+        """
+        return self.schedule.scale_at == "weight" and "wgmma" in self.features
+
+    def dot(self) -> str:
+        return "\n".join([super().dot(), *(["part *= one"] if self.unscaled else [])])
 
     def walk(self) -> str:
         """The k of a step, in the order in which the instruction takes them."""
