@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 from w4gen.api import problem_of
 from w4gen.bench import tune
 from w4gen.bench.tune import Share, alike, everywhere, main, nbytes, read, shared_out, written
-from w4gen.runtime.tune import Question
+from w4gen.runtime.tune import At, Question
 
 LAYERS = [(4096, 4096, 64), (1024, 4096, 64), (14336, 4096, 64), (4096, 14336, 32), (128256, 4096, 1)]
 QUESTIONS = [Question(problem_of(m=m, n=n, k=k, format=f), m, count)
@@ -84,9 +84,7 @@ def test_what_processes_find_is_told_and_one_that_dies_costs_its_own_share(
     zero, one = shared_out(QUESTIONS, 2)
     found = [each for each, _, _ in everywhere([share(0, zero), share(1, one)])]
     assert sorted(map(str, found)) == sorted(map(str, [*zero, one[0]]))
-    assert [each.message for each in caplog.records] == [
-        "tuning on GPU 1 ended with status -9: a second run goes on with the rest"
-    ]
+    assert [each.message for each in caplog.records] == ["tuning on GPU 1 ended: status -9; a second run goes on with the rest"]
 
 
 def test_a_caller_that_stops_ends_the_processes(workers: None, caplog: pytest.LogCaptureFixture) -> None:
@@ -108,25 +106,34 @@ def test_several_gpus_have_a_share_of_questions_and_cores_each(monkeypatch: pyte
     assert sum(len(each.questions) for each in given) == len(QUESTIONS)
 
 
-def test_one_weight_or_one_gpu_needs_no_other_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tune, "here", lambda questions, seconds, again: (len(questions), seconds, again))
-    asked = [(each.problem, each.m, each.count) for each in QUESTIONS]
-    assert tune.tune(asked, 5.0) == (len(asked), 5.0, False)
-    monkeypatch.setattr(tune, "alike", lambda: [0, 1])
-    assert tune.tune(asked[:3], 5.0) == (3, 5.0, False)
+@pytest.mark.parametrize("gpus", [[0], [0, 1]])
+def test_one_weight_is_tuned_in_one_process(gpus: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Share] = []
+    monkeypatch.setattr(tune, "alike", lambda: gpus)
+    monkeypatch.setattr(tune, "everywhere", given.extend)
+    tune.tune([(each.problem, each.m, each.count) for each in QUESTIONS[:3]], 5.0)
+    (share,) = given
+    assert (share.gpu, share.questions, share.again) == (0, tuple(QUESTIONS[:3]), False)
+    assert set(share.cores) == os.sched_getaffinity(0)
+    tune.tune([])
+    assert len(given) == 1, "nothing asked, nothing begun"
 
 
 def test_a_process_tunes_its_share_on_its_gpu_and_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[Any] = []
 
-    def here(questions: tuple[Question, ...], seconds: float, again: bool) -> Iterator[Any]:
+    def here(questions: tuple[Question, ...], seconds: float, again: bool, at: Callable[[At], None]) -> Iterator[Any]:
         used.append(9.0 < seconds <= 99.0)
+        at(At(questions[0]))
         yield from ((each, None, None) for each in questions)
 
     monkeypatch.setattr(tune, "here", here)
+    monkeypatch.setattr(tune.log, "handlers", [])
     monkeypatch.setattr(torch.cuda, "set_device", used.append)
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: used.append(cores))
     out = io.StringIO()
     main(io.StringIO(written(Share(3, (0,), tuple(QUESTIONS[:2]), time.time() + 99, False)) + "\n"), out)
     assert used == [(0,), 3, True]
-    assert [read(line)[0] for line in out.getvalue().splitlines()] == QUESTIONS[:2]
+    first, *found = map(read, out.getvalue().splitlines())
+    assert first == At(QUESTIONS[0])
+    assert [each for each, _, _ in found] == QUESTIONS[:2]

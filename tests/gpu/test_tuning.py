@@ -11,6 +11,7 @@ import torch
 import w4gen
 from w4gen import cache, toolchain, tuned
 from w4gen.api import problem_of
+from w4gen.bench import tune
 from w4gen.errors import ScheduleError
 from w4gen.ir.lower import lower
 from w4gen.paths import CHECKOUT
@@ -26,7 +27,7 @@ def test_a_layer_is_tuned_and_used(m: int, fresh_cache: Path) -> None:
     device = torch.device("cuda", 0)
     problem, arch = problem_of(m=m, n=4096, k=4096), arch_of(device)
     before = trial(compile(problem, arch), m, device)()
-    ((_, row, found),) = w4gen.tune([(problem, m, 1)], 12)
+    ((_, row, found),) = w4gen.tune([(problem, m, 1)], 20)  # seconds in all: of the process too
     assert row is not None
     assert (row.device, row.triton) == (arch.device, tuned.load(tuned.path_of(arch.name))[0].triton)
     assert row.us <= 1.1 * before
@@ -35,7 +36,7 @@ def test_a_layer_is_tuned_and_used(m: int, fresh_cache: Path) -> None:
     kernel = compile(problem, arch)
     assert kernel.schedule == row.schedule
     assert right(kernel, device)
-    ((_, again, _),) = w4gen.tune([(problem, m, 1)], 12)
+    ((_, again, _),) = w4gen.tune([(problem, m, 1)], 20)
     assert again is None, "known by now"
 
 
@@ -49,6 +50,58 @@ def test_all_gpus_tune(fresh_cache: Path, caplog: pytest.LogCaptureFixture) -> N
     rows = tuned.load(tuned.path_of(arch_of(torch.device("cuda", 0)).name))
     assert {row.question for row in rows} == {tuned.question(problem) for problem, _, _ in asked}
     assert all(row.device == torch.cuda.get_device_name(0) and 0 < row.floor_us < row.us <= 1.05 * row.rules_us for row in rows)
+
+
+WORKER = """
+import sys
+import torch
+import triton
+import triton.language as tl
+from w4gen import ahead
+from w4gen.bench import tune
+from w4gen.ir.lower import lower
+from w4gen.runtime import tune as runtime
+from w4gen.schedule.rules import pick
+from w4gen.toolchain import able
+
+@triton.jit
+def astray(y_ptr):
+    tl.store(y_ptr + (1 << 42), 1.0)
+
+@triton.jit
+def trap(y_ptr):
+    code = tl.inline_asm_elementwise("trap; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+    tl.store(y_ptr, code.to(tl.float32))
+
+made, broken = runtime.trial, {1: trap, 16: astray}
+
+def trial(kernel, m, device):
+    if m in broken and kernel.schedule == pick(lower(kernel.problem), able(runtime.arch_of(device))):
+        broken[m][(1,)](torch.zeros(1, device=device))
+    return made(kernel, m, device)
+
+runtime.trial, runtime.MOST = trial, 6
+tune.main(sys.stdin, ahead.answers())
+"""
+
+
+def test_kernels_that_break_the_context_cost_their_question_alone(
+    fresh_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The rules' choice traps for one row and writes out of bounds for sixteen; a second run tunes both without it."""
+    (tmp_path / "broken_trials.py").write_text(WORKER)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(tune, "WORKER", "broken_trials")
+    asked = [(problem_of(m=m, n=1024, k=1024), m, 1) for m in (1, 16, 64)]
+    found = {question.m: row for question, row, _ in w4gen.tune(asked, 120)}
+    assert {m: row is not None for m, row in found.items()} == {1: False, 16: False, 64: True}
+    assert [("CUDA" in each.message, "which no run does again" in each.message) for each in caplog.records] == [(True, True)] * 2
+    caplog.clear()
+    again = {question.m: (row, search) for question, row, search in w4gen.tune(asked, 120)}
+    assert {m: row is not None for m, (row, _) in again.items()} == {1: True, 16: True, 64: False}
+    assert all(again[m][1].skipped[0][0] == 0 and "ended the process" in again[m][1].skipped[0][1] for m in (1, 16))
+    assert not caplog.records
+    assert torch.ones(2, device="cuda").sum() == 2, "the caller's context is whole"
 
 
 def test_a_curve_is_measured(fresh_cache: Path) -> None:

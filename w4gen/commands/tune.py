@@ -14,7 +14,7 @@ import click
 import w4gen
 from w4gen.api import parse_shape, problem_of
 from w4gen.commands.bundle import of_model
-from w4gen.commands.question import as_json, asked, count, detected, load_format, numbers, question, tell
+from w4gen.commands.question import as_json, asked, count, load_format, numbers, question, tell
 from w4gen.errors import W4Error
 from w4gen.ir.problem import Problem
 from w4gen.layers import PRESETS, random_layers
@@ -38,8 +38,6 @@ def tune(
     --format may list several, as in int4_g128,nf4_g64.
     """
     questions = wanted([*models, *(PRESETS if presets else ())], tp, options, random_layers(random))
-    if detected() == "portable":
-        raise W4Error("times come from GPUs only and there is none here: run w4gen tune where the kernels will run")
     start = last = time.monotonic()
     rows = []
     for turn, (each, row, found) in enumerate(w4gen.tune(questions, budget, again), 1):

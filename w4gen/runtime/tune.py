@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 import torch
 
-from w4gen import ahead, cache, toolchain, tuned
+from w4gen import ahead, cache, faults, toolchain, tuned
 from w4gen.ahead import Ask, Done, Ranking
 from w4gen.codegen.render import Kernel
 from w4gen.errors import ScheduleError, ToolchainError
@@ -43,6 +43,7 @@ from w4gen.version import __version__
 log = logging.getLogger("w4gen")
 Floor: TypeAlias = Callable[[int, torch.device, bool], float]
 Timer: TypeAlias = Callable[[], float]
+Follow: TypeAlias = "Callable[[At], None]"
 REPEATS = 40
 A_TRIAL_S, A_COMPILE_S = 0.1, 1.0
 """Seconds of a trial, and of a compile on one core, to decide how many candidates are worth them."""
@@ -58,6 +59,15 @@ class Question:
     problem: Problem
     m: int
     count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """Where tuning is: at a question, and while the GPU has a candidate of it, at that one."""
+
+    question: Question
+    id: int = -1
+    ask: Ask | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +129,13 @@ def tune(
     floor: Floor,
     again: bool = False,
     device: torch.device | None = None,
+    at: Follow = lambda at: None,
 ) -> Iterator[tuple[Question, Row | None, Found | None]]:
     """Tune question by question, each with its share of `seconds`; a row is kept as soon as it is found, so nothing done is lost.
 
     A question that has a row of this device and Triton is passed over, unless `again`. Out of memory leaves it to the rules. It
     ends when the seconds do, after one question at least: what is left is for the next time.
-    floor: microseconds of only reading some bytes, launched early or not.
+    floor: microseconds of only reading some bytes, launched early or not · at: told where it is, as a kernel may end the process.
     """
     start, device = time.perf_counter(), device or torch.device("cuda", torch.cuda.current_device())
     arch = arch_of(device)
@@ -142,7 +153,7 @@ def tune(
             if turn and rest <= 0:
                 break
             part = shares([each.value for each in plans[turn:]], max(rest, 0.0))[0]
-            row, found = answered(plan, part, device, floor, lambda ask: ready(ask, stream, finished))
+            row, found = answered(plan, part, device, floor, lambda ask: ready(ask, stream, finished), at)
             over.add(plan.question.problem)
             yield plan.question, row, found
     finally:
@@ -165,11 +176,11 @@ def ready(ask: Ask, stream: Iterator[Done], finished: dict[Ask, Done]) -> Done:
 
 
 def answered(
-    plan: Plan, seconds: float, device: torch.device, floor: Floor, compiled: Callable[[Ask], Done]
+    plan: Plan, seconds: float, device: torch.device, floor: Floor, compiled: Callable[[Ask], Done], at: Follow
 ) -> tuple[Row | None, Found | None]:
     """The row of a question, written, and what its search came to; neither where memory ran out, which leaves it to the rules."""
     try:
-        found = searched(plan, seconds, device, floor, compiled)
+        found = searched(plan, seconds, device, floor, compiled, at)
         row = None if found.winner is None else kept(plan.asks[found.winner], found, floor, device)
     except torch.cuda.OutOfMemoryError as error:
         log.warning("%s is left to the rules: %s", plan.question.problem, str(error).splitlines()[0])
@@ -181,24 +192,40 @@ def answered(
     return row, found
 
 
-def searched(plan: Plan, seconds: float, device: torch.device, floor: Floor, compiled: Callable[[Ask], Done]) -> Found:
+def searched(
+    plan: Plan, seconds: float, device: torch.device, floor: Floor, compiled: Callable[[Ask], Done], at: Follow
+) -> Found:
     """The search over the candidates of one question."""
     timers: dict[int, Timer] = {}
 
     def timed(each: int) -> float:
+        at(At(plan.question))
+        kernel = launchable(plan.asks[each], compiled)
+        at(At(plan.question, each, plan.asks[each]))
         if each not in timers:
-            done = compiled(plan.asks[each])
-            if done.error:
-                raise ToolchainError(f"it does not compile: {done.error}")
-            timers[each] = trial(text(plan.asks[each]), plan.question.m, device)
+            timers[each] = trial(kernel, plan.question.m, device)
         return timers[each]()
 
     def accepted(each: int) -> bool:
-        return right(text(plan.asks[each]), device)
+        at(At(plan.question, each, plan.asks[each]))
+        verdict = right(text(plan.asks[each]), device)
+        at(At(plan.question))
+        return verdict
 
+    at(At(plan.question))
     compiled(plan.asks[0])  # the others are compiled while the floor is measured
     least = bound(text(plan.asks[0]), floor, device)
     return search(range(len(plan.asks)), timed, accepted, seconds, time.perf_counter, plan.predicted, least)
+
+
+def launchable(ask: Ask, compiled: Callable[[Ask], Done]) -> Kernel:
+    """The kernel of an ask, once it is compiled. Raises `ToolchainError` where it does not compile, or ended a process before."""
+    done, kernel = compiled(ask), text(ask)
+    if done.error:
+        raise ToolchainError(f"it does not compile: {done.error}")
+    if fault := faults.fault(kernel, ask.arch):
+        raise ToolchainError(f"it ended the process that timed it before: {fault}")
+    return kernel
 
 
 @lru_cache(maxsize=MOST)
