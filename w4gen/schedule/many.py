@@ -23,9 +23,7 @@ def many(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
     None for what gemm_wgmma does not take: scales that a pair of x's type, or two, do not hold, zeros after scaling, codebooks.
     """
     form, group, held = problem.format, padded_group(problem, layout), layout.size("k")
-    if not multiplied_in_pairs(problem, arch) or problem.k % 8 or problem.residual:
-        return None
-    if problem.m[0] not in WGMMA or not readable(layout, form, arch) or layout.row_units() is not None:
+    if not taken(problem, layout, arch) or problem.residual or problem.m[0] not in WGMMA:
         return None
     least = layout.block["k"]
     whole = [size for size in (128, 64) if held % size == size % least == 0]
@@ -65,12 +63,16 @@ def many(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
     )
 
 
-def multiplied_in_pairs(problem: Problem, arch: Arch) -> bool:
-    """Whether an arch has wgmma, and pairs of x's type hold the weights, and their scales, of a format."""
+def taken(problem: Problem, layout: Layout, arch: Arch) -> bool:
+    """Whether wgmma multiplies these weights: of an arch that has it, in the order of its fragments, x in whole 16-byte parts.
+
+    Pairs of x's type hold the weights, and their scales.
+    """
     form = problem.format
     held = form.affine and not form.flat and form.scale in SCALES[problem.x] and form.bits <= problem.x.mantissa
     exact = form.zero is None or (form.zero_mode == "integer" and not isinstance(form.zero, Format))
-    return {"gluon", "wgmma"} <= arch.features and held and exact
+    stored = readable(layout, form, arch) and layout.row_units() is None and problem.inputs % 8 == 0
+    return {"gluon", "wgmma"} <= arch.features and held and exact and stored
 
 
 TURNED = {64: (3.0, 0.75), 128: (5.0, 0.9), 256: (5.5, 1.45)}
@@ -83,9 +85,9 @@ def turned(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
     None for what dgrad_wgmma does not take: codes of other than 4 bits, scales of other than 16, of groups below 128.
     """
     form, whole = problem.format, all(layout.size(axis) % 128 == 0 for axis in ("n", "k"))
-    if not multiplied_in_pairs(problem, arch) or form.bits != 4 or form.scale == F32 or problem.n % 8 or problem.m[0] <= 64:
+    if not taken(problem, layout, arch) or form.bits != 4 or form.scale == F32 or problem.m[0] <= 64:
         return None
-    if not whole or not readable(layout, form, arch) or layout.row_units() is not None or padded_group(problem, layout) % 128:
+    if not whole or padded_group(problem, layout) % 128:
         return None
 
     def us(rows: int) -> float:
@@ -115,6 +117,13 @@ def _programs(problem: Problem, teams: int, rows: int, split: int) -> int:
     return -(-problem.m[1] // rows) * -(-problem.n // (64 * teams)) * split
 
 
+BOUND = {(2, 64, 1): 0.52, (2, 64, 2): 0.94, (4, 64, 1): 0.92}
+"""Microseconds of a step of gemm_wgmma, where what it brings and decodes bounds it: by teams, rows of x, programs on an SM."""
+
+START = {64: 3.0, 128: 5.5, 256: 5.5}
+"""Microseconds in which a program with so many rows of x starts and stores."""
+
+
 def _wgmma_us(problem: Problem, arch: Arch, teams: int, rows: int, split: int) -> float:
     """Microseconds of gemm_wgmma: waves of programs, each of which starts, multiplies its steps and stores; then their sums.
 
@@ -124,10 +133,10 @@ def _wgmma_us(problem: Problem, arch: Arch, teams: int, rows: int, split: int) -
     programs = _programs(problem, teams, rows, split)
     resident = 2 if (teams, rows) == (2, 64) and programs > arch.sms else 1
     products = teams * (0.06 + 2 * rows * 64 * 128 * arch.sms / arch.matrix_tflops / 0.95e6)
-    start, step = (3.0, 0.52 if resident == 1 and teams == 2 else 0.94 if teams == 2 else 0.92) if rows == 64 else (5.5, products)
+    step = BOUND.get((teams, rows, resident), products)
     waves = -(-programs // (arch.sms * resident))
     sums = 2.5 + 8 * split * problem.m[1] * problem.n / 4e6 if split > 1 else 0
-    return waves * (step * -(-problem.k // 128) / split + start) + sums
+    return waves * (step * -(-problem.k // 128) / split + START[rows]) + sums
 
 
 def _dense_us(problem: Problem, arch: Arch) -> float:
