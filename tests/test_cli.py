@@ -18,6 +18,7 @@ from unittest.mock import patch
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from w4gen import api
 from w4gen.cli import cli, main
@@ -322,6 +323,18 @@ def test_a_folder_without_the_template_says_what_it_has(tmp_path: Path) -> None:
     done = w4gen("compile", "--shape", "1x256x64", "--templates", str(tmp_path), cache=tmp_path)
     assert done.returncode == 2
     assert f"no gemv.py.jinja in {tmp_path}, which has mine.py.jinja" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("shape", "form", "said"),
+    [
+        ("16x600x40", "int4_g50", "w as the right operand, through shared memory"),
+        ("64x256x64", "int4_g128", "w as the left operand, from the registers that it is decoded in"),
+    ],
+)
+def test_compile_says_how_a_decoded_weight_reaches_the_matrix_cores(shape: str, form: str, said: str) -> None:
+    told = CliRunner().invoke(cli, ["compile", "--shape", shape, "--format", form, "--arch", "sm_80", "--no-check"])
+    assert f"multiplied on matrix cores, {said}" in told.output
 
 
 def test_explain_shows_the_path_of_a_kernel(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def schedules(draw: st.DrawFn, problem: Problem) -> Schedule:
         block_k=granule * draw(st.sampled_from([1, 2, 4, 16])),
         scale_at=draw(st.sampled_from(["weight", "accumulator"])),
         zero_at=draw(st.sampled_from(["weight", "accumulator"])),
-        convert_at=draw(st.sampled_from(["register", "register", "register", "shared", "global"])),
+        convert_at=draw(st.sampled_from(["register", "register", "register", "global"])),
     )
 
 

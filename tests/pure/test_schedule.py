@@ -43,7 +43,7 @@ small = st.integers(1, 4096)
         side=st.sampled_from(["left", "right"]),
         scale_at=st.sampled_from(["weight", "accumulator"]),
         zero_at=st.sampled_from(["weight", "accumulator"]),
-        convert_at=st.sampled_from(["register", "shared", "global"]),
+        convert_at=st.sampled_from(["register", "global"]),
         split_k=small,
         sum_at=st.sampled_from(["shared", "global"]),
         warps=small,
@@ -77,7 +77,7 @@ def test_fields_left_out_take_their_defaults() -> None:
         ("template=gemv maxnreg=-1", "cannot read 'maxnreg=-1'"),
         ("template=gemv sum_at=register", "sum_at='register': use one of shared, global"),
         ("template=gemv scale_at=x", "scale_at='x': use one of weight, accumulator"),
-        ("template=gemv convert_at=l2", "convert_at='l2': use one of register, shared, global"),
+        ("template=gemv convert_at=shared", "convert_at='shared': use one of register, global"),
     ],
 )
 def test_text_that_is_no_schedule_is_refused(text: str, message: str) -> None:
@@ -365,7 +365,7 @@ THREE = Layout.parse("n8@96,k3@32,k8@4;4/32")
         ({"zero_at": "accumulator", "scale_at": "weight"}, {}, "take zero_at=weight"),
         ({"zero_at": "accumulator"}, {"x": BF16}, "take zero_at=weight"),
         ({"convert_at": "global"}, {}, "convert_at=global with unit=lanes: weights are decoded to registers"),
-        ({"convert_at": "shared", "unit": "mma"}, ROWS, "convert_at=shared with unit=mma: weights are decoded to registers"),
+        ({"convert_at": "global", "unit": "mma"}, ROWS, "convert_at=global with unit=mma: weights are decoded to registers"),
         ({"unit": "vendor", "convert_at": "global"}, {}, "unit=vendor multiplies scaled weights: take scale_at=weight"),
         ({"unit": "vendor", "scale_at": "weight"}, {}, "convert_at=register with unit=vendor"),
         ({}, FRAGMENTS, "block_n=1 is not a multiple of 16, what a block of the layout holds: use one"),

@@ -143,10 +143,11 @@ def told(facts: dict[str, Any], kernel: Kernel) -> str:
     programs = kernel.programs(kernel.pieces[0], rows)
     each = schedule.split_k if schedule.sum_at == "shared" else 1  # of a cluster
     grid = f"{count(each * programs[0] * programs[1] * programs[2], 'program')} of {count(schedule.warps, 'warp')}"
+    through = {"left": "from the registers that it is decoded in", "right": "through shared memory"}
     units = {
         "lanes": "multiplied on multiply-add lanes",
         "halves": "multiplied on lanes in pairs of halves",
-        "mma": f"multiplied on matrix cores, w as the {schedule.side} operand",
+        "mma": f"multiplied on matrix cores, w as the {schedule.side} operand, {through[schedule.side]}",
         "vendor": "dequantized to memory, then the vendor's matmul",
     }
     n_and_k = count(schedule.block_n, "output"), f"{schedule.block_k} k"

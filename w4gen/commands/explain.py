@@ -24,8 +24,7 @@ from w4gen.schedule.space import Candidate, candidates, judged
 from w4gen.schedule.stored import decoded, layout_for, layouts_for
 
 TRIED = (
-    "scale_at=weight zero_at=weight", "scale_at=accumulator", "zero_at=weight", "zero_at=accumulator",
-    "convert_at=shared", "split_k=1", "split_k=4",
+    "scale_at=weight zero_at=weight", "scale_at=accumulator", "zero_at=weight", "zero_at=accumulator", "split_k=1", "split_k=4",
 )  # fmt: skip
 """Changes of the picked schedule that are tried one by one."""
 

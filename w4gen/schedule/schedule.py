@@ -29,11 +29,11 @@ class Schedule:
 
     block_n, block_k: outputs and k per program and step · unit: lanes (multiply-add), halves (of pairs of f16), mma, or vendor
     (the vendor's matmul of a dequantized weight) · side: of w in an mma · scale_at, zero_at: weight or accumulator · convert_at:
-    register, shared, global · x_at: where the x that an mma reads is, register or shared · split_k: programs that share a k range
-    · sum_at: where their sums meet, global memory or shared (of a cluster) · warps, stages: as Triton counts them, or steps asked
-    for ahead · teams: times these warps, which multiply apart from each other · maxnreg: registers a thread at most (0: the
-    compiler's choice) · vector: neighbouring k of a lane where w is decoded in the order of the matrix instruction · ring: pieces
-    of x in flight · overlap: 1 to start while the kernel in front still runs (dependent launch).
+    register, or for the vendor global · x_at: where the x that an mma reads is, register or shared · split_k: programs that share
+    a k range · sum_at: where their sums meet, global memory or shared (of a cluster) · warps, stages: as Triton counts them, or
+    steps asked for ahead · teams: times these warps, which multiply apart from each other · maxnreg: registers a thread at most
+    (0: the compiler's choice) · vector: neighbouring k of a lane where w is decoded in the order of the matrix instruction ·
+    ring: pieces of x in flight · overlap: 1 to start while the kernel in front still runs (dependent launch).
     """
 
     template: str
@@ -66,7 +66,7 @@ class Schedule:
             ("side", ("left", "right")),
             ("scale_at", ("weight", "accumulator")),
             ("zero_at", ("weight", "accumulator")),
-            ("convert_at", ("register", "shared", "global")),
+            ("convert_at", ("register", "global")),
             ("x_at", ("register", "shared")),
         ):
             if getattr(self, name) not in allowed:
