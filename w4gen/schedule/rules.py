@@ -10,10 +10,11 @@ from w4gen.ir.groups import spans
 from w4gen.ir.layout import QUAD, Layout
 from w4gen.ir.problem import EVERY, PAIRED, Problem
 from w4gen.ir.program import Program
-from w4gen.ir.types import F16, F32, DType, Format
+from w4gen.ir.types import F32, Format
 from w4gen.schedule import rewrite
 from w4gen.schedule.apply import fits, short, words_summed
 from w4gen.schedule.arch import GRID, Arch
+from w4gen.schedule.few import few
 from w4gen.schedule.many import many, turned
 from w4gen.schedule.schedule import Schedule
 from w4gen.schedule.stored import layout_for, readable
@@ -42,7 +43,7 @@ def pick(program: Program, arch: Arch) -> Schedule:
     if low > FUSED or (arch.fragment is None and low > 1) or not readable(layout, problem.format, arch):
         return _dense(problem, layout)
     if layout.narrowest.row_units() is None:
-        return _fast(problem, layout, arch) or _gemm(problem, layout, arch)
+        return few(problem, layout, arch) or _gemm(problem, layout, arch)
     if high > 16 or (high == 1 and (layout.narrowest.row_units() or 0) % QUAD):
         return _dense(problem, layout)
     return _gemv(problem, layout, arch)
@@ -56,7 +57,7 @@ def ways(program: Program, arch: Arch) -> tuple[Schedule, ...]:
         return tuple(each for each in (turned(problem, layout, arch), _gradient(problem, layout, arch)) if each)
     if layout.narrowest.row_units() is not None:
         return _gemv(problem, layout, arch), _dense(problem, layout)
-    fast = [each for each in (many(problem, layout, arch), _fast(problem, layout, arch)) if each]
+    fast = [each for each in (many(problem, layout, arch), few(problem, layout, arch)) if each]
     return *fast, _gemm(problem, layout, arch), _dense(problem, layout)
 
 
@@ -118,106 +119,14 @@ def _dense(problem: Problem, layout: Layout) -> Schedule:
     """Dequantize the whole weight, then the vendor's matmul: any layout and format, and the choice for large M."""
     tall, wide = layout.block["n"], max(128, layout.block["k"])
     if layout.row_units() is None and tall * wide <= 4096 and not tall & (tall - 1) and not wide & (wide - 1):
-        block_k = wide
-        form = problem.format
-        wide = isinstance(form.scale, Format) or (form.zero is not None and F32 in (form.scale, form.zero))
-        many = 16 if problem.n > 2**20 else 2 if wide or block_k > 128 else 4
-        block_n = many * tall
+        form, block_k = problem.format, wide
+        heavy = isinstance(form.scale, Format) or (form.zero is not None and F32 in (form.scale, form.zero)) or block_k > 128
+        blocks = 2 if heavy else 4
+        block_n = tall * (16 if problem.n > 2**20 else blocks)
     else:
         block_n = max(4, 1 << (-(-problem.n // GRID) - 1).bit_length())  # a grid has no more programs along its second axis
         block_k = max(128, 2048 // block_n)
     return Schedule(template="dequant", block_n=block_n, block_k=block_k, unit="vendor", scale_at="weight", convert_at="global")
-
-
-def _fast(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
-    """A template for few rows in Gluon, where one holds: None for formats, shapes and archs that none is made for.
-
-    x is copied 16 bytes at a time; codes are decoded in x's type, in pairs, and a step of 64 k or more has one scale.
-    """
-    form, group, looked_up = problem.format, rewrite.padded_group(problem, layout), problem.format.codebook is not None
-    least, held = layout.block["k"], layout.size("k")
-    plain_scale = isinstance(form.scale, DType) and not form.scale.small and not form.flat
-    single = [size for size in (128, 64) if group % size == held % size == size % least == 0]
-    several = [size for size in (128, 64) if size % group == held % size == size % least == group % 16 == 0]
-    n, k, m = problem.n, problem.k, problem.m[1]
-    # more rows, or a loop over steps, do not fit the registers with a longer step under several scales
-    small_steps = not single and not looked_up and 64 in several and (m > 16 or k * form.bits >= 2**16)
-    block_k = 64 if small_steps else next(iter(single or several), 0)
-    exact = form.bits in (2, 4) if looked_up else form.bits <= problem.x.mantissa if form.affine else fits(form, problem.x)
-    alone = form.zero is None and all(isinstance(kind, DType) or kind.codebook is None for kind in _tree(form))
-    beside = single and plain_scale and form.zero_mode in (None, "integer") and not isinstance(form.zero, Format)
-    if "gluon" not in arch.features or not exact or not block_k or not (beside or alone) or problem.k % 8:
-        return None
-    if problem.far:
-        return None  # their offsets have 32 bits
-    plain = not looked_up and form.zero is None and bool(single)  # what gemm is as fast for: others it scales weight by weight
-    if m > 32 or (plain and ((m > 8 and k > (4096 if block_k == 128 else 8192)) or (m > 16 and n * k > 2**22))):
-        return None  # each program would read too much of x: gemm reads it once for more outputs
-    if problem.m == (1, 1) and problem.x == F16 and form.bits <= 4 and form.affine and beside and not problem.epilogue:
-        return _halves(problem, block_k, arch)
-    # registers: wgmma's archs have them for more tiles; masks along k beside a look-up take some, as do several scales of a step
-    scarce, ragged = "wgmma" not in arch.features, looked_up and k % block_k > 0
-    narrow = scarce and (ragged or not (single or 64 in several))
-    most = 32 if (plain or small_steps) and not scarce else 8 if narrow else 16
-    tiles, steps = -(-min(m, most) // 8), -(-k // block_k)
-    paired = n >= (16384 if looked_up and tiles > 1 else 8192) and not (ragged and tiles > 1)
-    rows = 2 if paired and layout.size("n") % 32 == 0 else 1
-    room = SHARED - (128 * 4**form.bits if looked_up else 0)
-    warps = 8 if (looked_up or n < 16 * rows * 2 * arch.sms) and k >= 4096 else 4
-    warps = next(each for each in (8, 4, 2, 1) if each <= warps and 2 * each * tiles * 1024 <= room)
-    # look-ups are asked for far ahead otherwise
-    bound = (128 if tiles == 1 else 168) if n >= 16384 or (tiles > 1 and scarce) else 0
-    return Schedule(
-        template="gemv_mma",
-        block_m=8 * tiles,
-        block_n=16 * rows,
-        block_k=block_k,
-        unit="mma",
-        side="left",
-        warps=warps,
-        stages=2 if steps > 3 * warps else 3,
-        ring=min(8, room // (warps * tiles * 1024)),
-        maxnreg=bound if looked_up and not (ragged and tiles > 1) else 0,
-        overlap=int("dependent_launch" in arch.features),
-    )
-
-
-def _tree(form: Format) -> list[DType | Format]:
-    """The types of a format's scales, of the scales of these, and so on."""
-    return [] if form.scale is None else [form.scale, *(_tree(form.scale) if isinstance(form.scale, Format) else [])]
-
-
-SHARED = 48 * 1024
-"""Bytes of shared memory that a program may declare in its text; what Triton allocates comes on top."""
-
-
-def _halves(problem: Problem, block_k: int, arch: Arch) -> Schedule:
-    """One row of f16 x: chains of halves on lanes. Seen near the best on an H200 over ten shapes.
-
-    Large layers: eight warps a program. Long or small ones: programs of a cluster share k until a warp has few steps.
-    """
-    n, steps = problem.n, -(-problem.k // block_k)
-    warps, split = 8, 1
-    if n < 8192:
-        warps = 8 if 16 < steps <= 64 else 4
-        split = min(7, -(-steps // (warps * (1 if steps <= 16 else 2))))
-    elif steps > 128:
-        warps, split = 4, min(8, -(-steps // 32))
-    elif n >= 16384:
-        warps = 4
-    split = split if "cluster" in arch.features else 1
-    turns = -(-steps // (warps * split))
-    return Schedule(
-        template="gemv_half",
-        block_n=16,
-        block_k=block_k,
-        unit="halves",
-        warps=warps,
-        split_k=split,
-        sum_at="shared" if split > 1 else "global",
-        stages=turns if turns <= 3 else 4 if turns > 8 and problem.format.zero is None else 2,
-        overlap=int("dependent_launch" in arch.features),
-    )
 
 
 def _gemm(problem: Problem, layout: Layout, arch: Arch) -> Schedule:

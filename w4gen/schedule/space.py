@@ -15,8 +15,9 @@ from w4gen.ir.verify import verify
 from w4gen.schedule.apply import apply
 from w4gen.schedule.arch import Arch
 from w4gen.schedule.cost import Prediction, declared, predicted
+from w4gen.schedule.few import SHARED
 from w4gen.schedule.rewrite import ceil_to
-from w4gen.schedule.rules import SHARED, pick, ways
+from w4gen.schedule.rules import pick, ways
 from w4gen.schedule.schedule import Schedule
 from w4gen.schedule.stored import layout_for
 

@@ -83,3 +83,9 @@ def readable(layout: Layout, format: Format, arch: Arch) -> bool:
         return True
     sizes = layout.size("n"), layout.size("k")
     return arch.fragment is not None and layout == fragment_order(format, arch.fragment, *sizes)
+
+
+def steps(layout: Layout, group: int) -> tuple[list[int], list[int]]:
+    """Steps of 128 and of 64 k that are whole blocks of a layout and divide its k: those under one scale, those under several."""
+    whole = [size for size in (128, 64) if layout.size("k") % size == size % layout.block["k"] == 0]
+    return [size for size in whole if group % size == 0], [size for size in whole if size % group == group % 16 == 0]
