@@ -221,12 +221,8 @@ class Printer:
             lines += self.view(tl.chain(program, roles["residual"]))
             lines.append(f"{value} += {tl.variable(roles['residual'])}.to(tl.float32)")
         m, n = (suffixed(axis, (axis,), axes) for axis in ("m", "n"))
-        wide, at = ("N // 2", f"{n} // 2") if kind == PAIRED else ("N", n)
-        row, fits = (
-            (f"{m} * {wide if wide == 'N' else f'({wide})'} + ", f"({m} < m_count) & ({n} < N)")
-            if "m" in axes
-            else ("", f"{n} < N")
-        )
+        wide, at = ("(N // 2)", f"{n} // 2") if kind == PAIRED else ("N", n)
+        row, fits = (f"{m} * {wide} + ", f"({m} < m_count) & ({n} < N)") if "m" in axes else ("", f"{n} < N")
         lines.append(f"tl.store(y_ptr + {row}{at}, {value}.to({tl.type_of(program.tile(out))}), mask={fits})")
         self.ledger[out] += 1
         return "\n".join(lines)

@@ -69,31 +69,20 @@ def pack(program: Program, layout: Layout) -> Program:
 
     def of_groups(name: str) -> Emit:
         def emit(b: Builder, operands: Operands) -> str:
-            tile, op = program.tile(name), program.op(f"{name}.k")
-            each_row = isinstance(op, Repeat)
-            rows, columns = (n, -(-k // stretch(op))) if isinstance(op, Repeat) else tile.shape
-            kind = tile.element
+            kind, order = program.tile(name).element, order_of(program, name, layout)
             element = U8 if isinstance(kind, Format) else kind
-            in_rows = isinstance(kind, Format) and (kind.bits < 8 or not each_row or layout.row_units() is not None)
-            near = together(stretch(op), columns, kind.bits) if isinstance(op, Repeat) else 1
-            order = beside(layout, columns, kind.bits, near) if each_row else matrix({"n": rows, "g": columns}, kind.bits)
-            order = bytes_of_rows(rows, columns, kind.bits) if in_rows else order
-            whole = padded(b, f"{name}.pad", copy(b, program, name, operands), n=rows, g=order.size("g"))
+            whole = padded(b, f"{name}.pad", copy(b, program, name, operands), n=order.size("n"), g=order.size("g"))
             made = b.add(f"{name}.stored", Pack(order), {"of": whole}, element, Space.GLOBAL, layout=order, kept=True)
             as_it_is = element == kind and order.row_major
             return made if as_it_is else b.add(f"{name}.view", Unpack(order), {"of": made}, kind)
 
         return emit
 
-    def stretch(op: Repeat) -> int:
-        # a single group takes the padding of its row along
-        return k if op.group >= op.size else op.group
-
     def spread(name: str) -> Emit:
         def emit(b: Builder, operands: Operands) -> str:
             op, element = program.op(f"{name}.k"), program.tile(name).element
             if isinstance(op, Repeat):
-                return b.add(f"{name}.k", Repeat(stretch(op), k), operands, element)
+                return b.add(f"{name}.k", Repeat(stretched(op, k), k), operands, element)
             if not isinstance(op, RunOn):
                 raise ScheduleError(f"{name}.k ({op}) does not spread anything over k")
             if op.single:
@@ -116,6 +105,24 @@ def pack(program: Program, layout: Layout) -> Program:
     emit: dict[str, Emit] = {"codes": codes, "x": x}
     emit |= {name: of_groups(name) for name in grouped(program)} | {f"{name}.k": spread(name) for name in grouped(program)}
     return rewrite(program, emit | {name: codebook(name) for name in program if name.endswith("codebook")})
+
+
+def order_of(program: Program, name: str, layout: Layout) -> Layout:
+    """Where a tensor with one element for many weights is stored: beside codes in `layout`, or in rows; narrow codes in bytes."""
+    op, tile, k = program.op(f"{name}.k"), program.tile(name), layout.size("k")
+    kind, coded = tile.element, isinstance(tile.element, Format)
+    if not isinstance(op, Repeat):
+        rows, columns = tile.shape
+        return bytes_of_rows(rows, columns, kind.bits) if coded else matrix({"n": rows, "g": columns}, kind.bits)
+    rows, columns = layout.size("n"), -(-k // stretched(op, k))
+    if coded and (kind.bits < 8 or layout.row_units() is not None):
+        return bytes_of_rows(rows, columns, kind.bits)
+    return beside(layout, columns, kind.bits, together(stretched(op, k), columns, kind.bits))
+
+
+def stretched(op: Repeat, k: int) -> int:
+    """Weights under one element as stored: a single group takes the padding of its row along."""
+    return k if op.group >= op.size else op.group
 
 
 def convert(program: Program, how: Decode, operand: DType) -> Program:
