@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -82,6 +84,22 @@ def test_a_candidate_that_ends_its_process_is_named_and_the_rest_goes_on(
     assert not faults.fault(kernel, ARCHES["sm_86"])
     assert not any(entry.damage() for entry in cache.entries()), "its text is there to look at"
     assert not faults.fault(pipeline.compile(one.problem, ARCH), ARCH)
+
+
+def test_a_candidate_that_hangs_is_ended(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed = threading.Event()
+
+    def lines() -> Iterator[str]:
+        yield written(trial(QUESTIONS[0])) + "\n"
+        killed.wait(300)
+
+    stdin = SimpleNamespace(write=lambda line: None, close=lambda: None)
+    hanging = SimpleNamespace(stdin=stdin, stdout=lines(), wait=lambda: -9, kill=killed.set)
+    monkeypatch.setattr(ahead, "started", lambda module: hanging)
+    monkeypatch.setattr(tune, "HUNG_S", 0.1)
+    ((_, _, found),) = everywhere([replace(share(), questions=tuple(QUESTIONS[:1]))])
+    assert found.skipped == ((3, "not done after 0.1 s"),)
+    assert faults.fault(trial(QUESTIONS[0]).ask.kernel(), ARCH) == "not done after 0.1 s"
 
 
 def test_a_process_that_ends_between_candidates_has_none_to_blame(

@@ -1,8 +1,8 @@
 """Tuning as people ask for it: some layers, for some seconds, on the GPUs that are here.
 
 Each has a process of its own (`python -m w4gen.bench.tune`), with its share of the questions and of the cores: nothing but its
-own work is between its launches. Rows are written by whoever finds them. A kernel that breaks the CUDA context, after which every
-call of the process fails, costs its question; the others go on in a fresh process, and no later run times that kernel again.
+own work is between its launches. Rows are written by whoever finds them. A kernel that hangs, or that breaks the CUDA context, so
+that every later call of the process fails, costs its question; the others go on in a fresh process, and no later run times it.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ from w4gen.tuned import Row
 log = logging.getLogger("w4gen")
 Tuned = tuple[Question, Row | None, Found | None]
 WORKER = "w4gen.bench.tune"
+HUNG_S = 300.0
+"""Seconds after which a candidate that is still on the GPU never ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +157,22 @@ def everywhere(shares: Sequence[Share]) -> Iterator[Tuned]:
 
 
 def _follow(share: Share, process: subprocess.Popen[str], told: queue.SimpleQueue[Tuned | Ended]) -> None:
-    """Give a process its share, and hand on what it answers and how it ended."""
-    left, at, error = share, None, None
+    """Give a process its share, and hand on what it answers and how it ended; one whose candidate hangs is ended."""
+    left = share
+    at: At | None = None
+    error: Exception | None = None
+
+    def hung() -> None:
+        nonlocal error
+        error = TimeoutError(f"not done after {HUNG_S:g} s")
+        process.kill()
+
+    watch = threading.Timer(HUNG_S, hung)
     with contextlib.suppress(BrokenPipeError):
         process.stdin.write(written(share) + "\n")  # type: ignore[union-attr]
         process.stdin.close()  # type: ignore[union-attr]
     for line in process.stdout:  # type: ignore[union-attr]
+        watch.cancel()
         match read(line) if line.endswith("\n") else None:  # it may be killed within a line
             case At() as at:
                 pass
@@ -171,6 +183,10 @@ def _follow(share: Share, process: subprocess.Popen[str], told: queue.SimpleQueu
             case (question, _, _) as done:
                 left, at = without(left, question), None
                 told.put(done)
+        watch = threading.Timer(HUNG_S, hung)
+        if at and at.ask:
+            watch.start()
+    watch.cancel()
     told.put(Ended(left, at, process.wait(), error))
 
 
