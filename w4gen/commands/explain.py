@@ -21,7 +21,7 @@ from w4gen.schedule.rewrite import pack
 from w4gen.schedule.rules import ways
 from w4gen.schedule.schedule import Schedule
 from w4gen.schedule.space import Candidate, candidates, judged
-from w4gen.schedule.stored import decoded, layout_for, layouts_for
+from w4gen.schedule.stored import decoded, layout_of, layouts_for
 
 TRIED = (
     "scale_at=weight zero_at=weight", "scale_at=accumulator", "zero_at=weight", "zero_at=accumulator", "split_k=1", "split_k=4",
@@ -64,7 +64,7 @@ def explained(problem: Problem, arch: Arch, rows: int) -> dict[str, Any]:
         moved, bounds = traffic(program, rows), bounds_us(program, arch, rows)
     except W4Error as error:
         why = str(error)
-        program = pack(lower(problem), problem.layout or layout_for(problem.format, arch, problem.n, problem.k))
+        program = pack(lower(problem), layout_of(problem, arch))
         moved, bounds = fallback_traffic(program, rows), {"matrix": matrix_us(problem, arch, rows)} if arch.matrix_tflops else {}
         bounds["bytes"] = sum(moved.values()) / arch.bandwidth_gbs / 1e3
     stored = program.tile("codes.stored").layout

@@ -14,7 +14,7 @@ from w4gen.schedule import rewrite, scales
 from w4gen.schedule.arch import M16K16, Arch
 from w4gen.schedule.hoist import hoist
 from w4gen.schedule.schedule import Schedule
-from w4gen.schedule.stored import decoded, layout_for
+from w4gen.schedule.stored import decoded, layout_of
 
 
 def apply(program: Program, schedule: Schedule, arch: Arch) -> Program:
@@ -22,23 +22,30 @@ def apply(program: Program, schedule: Schedule, arch: Arch) -> Program:
 
     Raises `ScheduleError` where a choice is not legal for the problem.
     """
-    problem = program.problem
-    layout = problem.layout or layout_for(problem.format, arch, problem.n, problem.k)
-    if layout.size("n") < problem.n or layout.size("k") < problem.k or layout.width != problem.format.bits:
-        raise ScheduleError(f"layout {layout} does not hold {problem.format.label} codes [{problem.n}, {problem.k}]: pack again")
-    if any(plane.unit != 32 for plane in layout.planes):
-        raise ScheduleError(f"layout {layout} has codes across words, as checkpoints do: pack it as layout_for says")
+    problem, layout = program.problem, layout_of(program.problem, arch)
+    _holds(problem, layout)
     _agree(problem, schedule)
-    lanes, on_sums = schedule.unit == "lanes", schedule.scale_at == "accumulator"
     how = _decode(problem, schedule, layout)
-    program = rewrite.convert(rewrite.pack(program, layout), how, F32 if lanes else problem.x)
+    program = rewrite.convert(rewrite.pack(program, layout), how, F32 if schedule.unit == "lanes" else problem.x)
     if schedule.unit == "vendor":
         return rewrite.tile(rewrite.dequantize(program), "k", schedule.block_k, schedule.block_n)
     if problem.gradient:
         return _gradient(program, schedule, layout)
-    steps = layout.narrowest
-    if steps.row_units() is None:
-        return _in_blocks(program, schedule, layout, how)
+    in_order = _in_blocks if layout.narrowest.row_units() is None else _in_rows
+    return in_order(program, schedule, layout, how)
+
+
+def _holds(problem: Problem, layout: Layout) -> None:
+    """Refuse a layout that does not hold the problem's codes, in words of 32 bits."""
+    if layout.size("n") < problem.n or layout.size("k") < problem.k or layout.width != problem.format.bits:
+        raise ScheduleError(f"layout {layout} does not hold {problem.format.label} codes [{problem.n}, {problem.k}]: pack again")
+    if any(plane.unit != 32 for plane in layout.planes):
+        raise ScheduleError(f"layout {layout} has codes across words, as checkpoints do: pack it as layout_for says")
+
+
+def _in_rows(program: Program, schedule: Schedule, layout: Layout, how: Decode) -> Program:
+    """The rest of `apply` for codes in rows of words: a step is whole words, on lanes whole quads of them for each thread."""
+    lanes, steps = schedule.unit == "lanes", layout.narrowest
     if schedule.side == "left":
         raise ScheduleError(f"layout {layout} is one of rows: w as the left operand is read in the order of its fragments")
     granule = steps.per_unit * (QUAD if lanes else 1)
@@ -48,8 +55,8 @@ def apply(program: Program, schedule: Schedule, arch: Arch) -> Program:
         )
     if schedule.block_k % granule:
         raise ScheduleError(f"block_k={schedule.block_k} is not a multiple of {granule}, the codes that a load brings: use one")
-    group = rewrite.padded_group(problem, layout)
-    pieces = spans(steps, group, words_summed(schedule, layout)) if on_sums else 1
+    group = rewrite.padded_group(program.problem, layout)
+    pieces = spans(steps, group, words_summed(schedule, layout)) if schedule.scale_at == "accumulator" else 1
     if pieces is None:
         raise ScheduleError(
             f"scale_at=accumulator needs each sum under one scale; group {group} and block_k={schedule.block_k} mix scales: "

@@ -17,7 +17,7 @@ from w4gen.schedule.arch import GRID, Arch
 from w4gen.schedule.few import few
 from w4gen.schedule.many import many, turned
 from w4gen.schedule.schedule import Schedule
-from w4gen.schedule.stored import layout_for, readable
+from w4gen.schedule.stored import layout_of, readable
 
 BUCKETS = ((1, 1), (2, 8), (9, 16), (17, 32), (33, 64), (65, 128), (129, 256), (257, 512), (513, 2048), (2049, 2**31 - 1))
 """Ranges of M that share one kernel."""
@@ -32,7 +32,7 @@ def bucket(m: int) -> tuple[int, int]:
 def pick(program: Program, arch: Arch) -> Schedule:
     """The schedule that the rules give."""
     problem = program.problem
-    layout = problem.layout or layout_for(problem.format, arch, problem.n, problem.k)
+    layout = layout_of(problem, arch)
     low, high = problem.m
     if problem.gradient:
         return turned(problem, layout, arch) or _gradient(problem, layout, arch)
@@ -52,7 +52,7 @@ def pick(program: Program, arch: Arch) -> Schedule:
 def ways(program: Program, arch: Arch) -> tuple[Schedule, ...]:
     """What `pick` chooses among: a schedule for each way through a template, whether it is legal for the problem or not."""
     problem = program.problem
-    layout = problem.layout or layout_for(problem.format, arch, problem.n, problem.k)
+    layout = layout_of(problem, arch)
     if problem.gradient:
         return tuple(each for each in (turned(problem, layout, arch), _gradient(problem, layout, arch)) if each)
     if layout.narrowest.row_units() is not None:

@@ -19,7 +19,7 @@ from w4gen.schedule.few import SHARED
 from w4gen.schedule.rewrite import ceil_to
 from w4gen.schedule.rules import pick, ways
 from w4gen.schedule.schedule import Schedule
-from w4gen.schedule.stored import layout_for
+from w4gen.schedule.stored import layout_of
 
 LANES, ROWS, DEEP = 16, 16, 64
 """What a matrix instruction takes: outputs and k of one, and k of the pieces that x is copied in."""
@@ -96,7 +96,7 @@ def space(program: Program, arch: Arch) -> Iterator[Schedule]:
     Sizes are multiples of the granules that they cross: of the layout's blocks, of what a load brings, of the matrix instruction.
     """
     problem = program.problem
-    layout = problem.layout or layout_for(problem.format, arch, problem.n, problem.k)
+    layout = layout_of(problem, arch)
     every = ways(program, arch)
     yield from every
     for way in every:

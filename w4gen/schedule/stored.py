@@ -7,6 +7,7 @@ import math
 from w4gen.errors import ScheduleError
 from w4gen.ir.decode import Decode, decode
 from w4gen.ir.layout import PLANES, QUAD, Digit, Layout, planes, rows
+from w4gen.ir.problem import Problem
 from w4gen.ir.types import F32, DType, Format
 from w4gen.schedule.arch import Arch, Fragment
 from w4gen.schedule.cost import operations
@@ -35,6 +36,11 @@ def layout_for(format: Format, arch: Arch, n: int, k: int) -> Layout:
         (each for each in candidates if each.length <= (1 + WASTE) * fewest),
         key=lambda each: (operations(each, decoded(format, F32, each)), -each.run),
     )
+
+
+def layout_of(problem: Problem, arch: Arch) -> Layout:
+    """The stored order of a problem's codes: the one that it names, as its weight is packed already, else `layout_for`."""
+    return problem.layout or layout_for(problem.format, arch, problem.n, problem.k)
 
 
 def layouts_for(format: Format, n: int, k: int) -> list[Layout]:
