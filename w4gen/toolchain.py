@@ -180,14 +180,14 @@ def _source(kernel: Kernel, piece: Piece) -> Any:
         from triton.experimental.gluon._runtime import GluonASTSource as ASTSource
 
     program = kernel.program
-    signature, aligned = {"m_count": "i32"}, {}
+    signature, aligned = {}, {}
     for name in program:
         if program.tile(name).space is Space.GLOBAL and isinstance(element := program.tile(name).element, DType):
             signature[pointer(program, name)] = TYPES[element.name]
     for position, argument in enumerate(piece.arguments):
-        if argument != "m_count":
+        if argument in signature:
             aligned[(position,)] = [["tt.divisibility", 16]]
-    return ASTSource(made, {name: signature[name] for name in piece.arguments}, {}, aligned)
+    return ASTSource(made, {name: signature.get(name, "i32") for name in piece.arguments}, {}, aligned)
 
 
 def _compile(kernel: Kernel, piece: Piece, arch: Arch) -> dict[str, bytes]:

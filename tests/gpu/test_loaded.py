@@ -17,9 +17,13 @@ from w4gen.schedule.stored import fragment_order
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 
 
-@pytest.mark.parametrize("label", ["int4_g128", "uint2_g128_z", "int8_g128", "nf4_g64"])
-def test_codes_are_repacked_on_a_gpu_as_on_a_cpu_also_on_another_stream(label: str) -> None:
-    n, k, form = 272, 1000, named(label)
+@pytest.mark.parametrize("few", [0, 2**62], ids=["by a kernel", "by PyTorch"])
+@pytest.mark.parametrize("label", ["int4_g128", "uint2_g128_z", "int8_g128", "nf4_g64", "int1_g128"])
+def test_codes_are_repacked_on_a_gpu_as_on_a_cpu_also_on_another_stream(label: str, few: int, monkeypatch) -> None:
+    n, k, form = 273, 1000, named(label)
+    monkeypatch.setattr(repack, "FEW", few)
+    monkeypatch.setattr(repack, "STARTS", {})
+    monkeypatch.setattr(repack.toolchain, "built", lambda *_: False)
     codes = torch.randint(0, 2**form.bits, (n, k), dtype=torch.uint8)
     source, target = layouts.dense(n, k, form.bits), fragment_order(form, M16K16, n, k)
     stored = repack.packed(codes, source)
@@ -27,9 +31,10 @@ def test_codes_are_repacked_on_a_gpu_as_on_a_cpu_also_on_another_stream(label: s
         held = stored.cuda(non_blocking=True)
         found = repack.repacked(held, source, target, n, k).cpu()
         again = repack.packed(codes.cuda(), target).cpu()
+        apart = repack.packed(codes.T.contiguous().cuda().T, target).cpu()
     truth = repack.repacked(stored, source, target, n, k)
-    assert torch.equal(found, truth)
-    assert torch.equal(again, truth)
+    assert all(torch.equal(each, truth) for each in (found, again, apart))
+    assert len(repack.STARTS) == (0 if few else 2)
 
 
 def test_a_model_is_read_on_the_gpu_and_packed_for_it(tmp_path, monkeypatch) -> None:

@@ -27,6 +27,7 @@ from w4gen.checkpoints.load import load
 from w4gen.formats import named
 from w4gen.ir import layout as layouts
 from w4gen.runtime.launch import arch_of
+from w4gen.runtime.repack import in_slabs, repacked
 from w4gen.runtime.weight import Weight
 from w4gen.schedule.arch import arch
 from w4gen.schedule.stored import layout_for
@@ -104,14 +105,23 @@ def step(name: str, path: Path) -> dict[str, float]:
 
 
 def repack() -> dict[str, float]:
-    """Milliseconds to repack one layer of int4_g128, from a stream along K to an H200's order: the median, on the device here."""
+    """Milliseconds for one layer of int4_g128, from a stream along K to an H200's order: the median, on the device here.
+
+    The whole weight, the codes alone, and what bounds these: a copy of the words. On a GPU the codes by PyTorch, too.
+    """
     n, k = REPACKED
     device, form = torch.device("cuda" if torch.cuda.is_available() else "cpu"), named("int4_g128")
     words = torch.randint(-(2**31), 2**31, (n * k // 8,), dtype=torch.int32).to(device)
-    weight = Weight(form, n, k, layouts.dense(n, k, 4), (words, torch.rand(n, k // GROUP).half().to(device)))
-    order = layout_for(form, arch("sm_90"), n, k)
-    run: Callable[[], Any] = lambda: weight.packed_as(order)  # noqa: E731
-    return {"milliseconds": statistics.median(_timed(run, device) for _ in range(TIMES[device.type]))}
+    source, order = layouts.dense(n, k, 4), layout_for(form, arch("sm_90"), n, k)
+    weight = Weight(form, n, k, source, (words, torch.rand(n, k // GROUP).half().to(device)))
+    runs: dict[str, Callable[[], Any]] = {
+        "milliseconds": lambda: weight.packed_as(order),
+        "codes": lambda: repacked(words, source, order, n, k),
+        "copy": words.clone,
+    }
+    if device.type == "cuda":
+        runs["by_pytorch"] = lambda: in_slabs(words, source, order, n, k)
+    return {name: statistics.median(_timed(run, device) for _ in range(TIMES[device.type])) for name, run in runs.items()}
 
 
 def _timed(run: Callable[[], Any], device: torch.device) -> float:

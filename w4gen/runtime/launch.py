@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.functional import linear
@@ -19,10 +19,12 @@ from w4gen.ir.problem import Problem
 from w4gen.runtime.dtypes import torch_dtype
 from w4gen.runtime.epilogue import finished
 from w4gen.runtime.interpreter import mend
-from w4gen.runtime.weight import Weight
 from w4gen.schedule.arch import ARCHES, Arch, arch, for_capability
 from w4gen.schedule.stored import layout_for
 from w4gen.toolchain import interpreted
+
+if TYPE_CHECKING:
+    from w4gen.runtime.weight import Weight  # which repacks by a launch
 
 _SWITCH = Lock()
 current_device = getattr(torch._C, "_cuda_getDevice", lambda: -1)
@@ -107,8 +109,7 @@ class Launch:
 def launcher(kernel: Kernel, device: torch.device, n: int = 0) -> Launch:
     """The launch of a kernel on a device, its functions loaded there; `n` cuts it to the first outputs (0: all of them)."""
     early = bool(kernel.schedule.overlap) and not toolchain.interpreted()
-    load = _interpreted if toolchain.interpreted() else _compiled
-    ways = {overlap: [load(kernel, piece, device, overlap) for piece in kernel.pieces] for overlap in {False, early}}
+    ways = {overlap: [loaded(kernel, piece, device, overlap) for piece in kernel.pieces] for overlap in {False, early}}
     names = arguments(kernel)
     makes = tuple(sorted({argument for piece in kernel.pieces for argument in piece.arguments} - set(names)))
     places = tuple(tuple(map((*names, *makes).index, piece.arguments)) for piece in kernel.pieces)
@@ -136,6 +137,11 @@ def unwritten(buffers: Sequence[torch.Tensor | None]) -> bool:
     seen = getattr(codes, "w4gen_versions", None)
     codes.w4gen_versions = versions  # type: ignore[attr-defined]
     return seen == versions
+
+
+def loaded(kernel: Kernel, piece: Piece, device: torch.device, overlap: bool = False) -> Callable[..., None]:
+    """One function of a kernel, loaded on a device, or for Triton's interpreter: `f(grid, tensors and numbers)`."""
+    return (_interpreted if toolchain.interpreted() else _compiled)(kernel, piece, device, overlap)
 
 
 def _interpreted(kernel: Kernel, piece: Piece, device: torch.device, overlap: bool) -> Callable[..., None]:

@@ -1,7 +1,11 @@
-"""Codes from one layout to another some rows at a time: what is unpacked stays small, and near the processor."""
+"""Codes from one layout to another: on a GPU by a kernel that reads and writes words, where the layouts let it.
+
+Elsewhere some rows at a time: what is unpacked stays small, and near the processor.
+"""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,15 +15,33 @@ from typing import Any
 import numpy as np
 import torch
 
+from w4gen import cache, knobs, toolchain
+from w4gen.codegen import repack as permute
+from w4gen.codegen.render import Kernel
+from w4gen.errors import W4Error
 from w4gen.ir import layout as layouts
 from w4gen.ir.layout import Digit, Layout
+from w4gen.runtime import launch
+
+log = logging.getLogger("w4gen")
 
 NEAR, FAR = 2**22, 2**28
 """Codes of a slab: on a CPU a few megabytes are near; on a GPU a launch costs more than memory."""
+FEW = 2**26
+"""Codes for which a kernel is compiled: PyTorch moves fewer in about a millisecond. One that is compiled takes any number."""
+STORED = {8: torch.uint8, 32: torch.int32}
+STARTS: dict[tuple[str, torch.device], Callable[..., None] | None] = {}
+"""Kernels that are loaded, by text and device; None where one would not load."""
 
 
 def repacked(codes: torch.Tensor, source: Layout, target: Layout, n: int, k: int) -> torch.Tensor:
     """What `target` stores of the codes [n, k] that are stored as `source`."""
+    made = by_kernel(codes, source, target, n, k) if codes.is_cuda else None
+    return in_slabs(codes, source, target, n, k) if made is None else made
+
+
+def in_slabs(codes: torch.Tensor, source: Layout, target: Layout, n: int, k: int) -> torch.Tensor:
+    """The same without a kernel, some rows after the others."""
     rows = whole(_rows(k, codes.device), source, target)
     planes = _planes(codes, source)
 
@@ -32,8 +54,39 @@ def repacked(codes: torch.Tensor, source: Layout, target: Layout, n: int, k: int
 def packed(codes: torch.Tensor, layout: Layout) -> torch.Tensor:
     """What a layout stores of codes u8[n, k]."""
     n, k = codes.shape
+    made = by_kernel(codes, layouts.matrix({"n": n, "k": k}, 8), layout, n, k) if codes.is_cuda else None
+    if made is not None:
+        return made
     rows = whole(_rows(k, codes.device), layout)
     return _joined(lambda first: _stored(codes[first : first + rows], layout), range(0, n, rows), layout, codes.device)
+
+
+def by_kernel(codes: torch.Tensor, source: Layout, target: Layout, n: int, k: int) -> torch.Tensor | None:
+    """What `target` stores, by one kernel; None where there is none for these layouts, or it is not worth a compile."""
+    kernel = permute.kernel(source, target, n, k)
+    start = kernel and _start(kernel, n * k, codes.device)
+    if not start:
+        return None
+    made = torch.empty(target.length, dtype=STORED[target.unit], device=codes.device)
+    grid = (-(-target.length // permute.BLOCK), 1, 1)
+    with torch.cuda.device_of(codes):
+        start(grid, (launch.aligned(codes.reshape(-1)), made, *permute.sizes(source, target, n, k)))
+    return made
+
+
+def _start(kernel: Kernel, count: int, device: torch.device) -> Callable[..., None] | None:
+    """The kernel loaded on a device, to be launched for so many codes; the same for layers of other sizes."""
+    key = kernel.source, device
+    if key not in STARTS and not launch.capturing(device):
+        try:
+            new = not toolchain.built(kernel, launch.arch_of(device))
+            if new and (count < FEW or knobs.JIT.chosen("forbid")):
+                return None
+            STARTS[key] = launch.loaded(cache.store(kernel), kernel.pieces[0], device)
+        except W4Error as error:
+            log.warning("codes are repacked by PyTorch, a few times slower: %s", error)
+            STARTS[key] = None
+    return STARTS.get(key)
 
 
 def unpacked(codes: torch.Tensor, layout: Layout, n: int, k: int, rows: int) -> Iterator[torch.Tensor]:

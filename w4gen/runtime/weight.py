@@ -16,6 +16,7 @@ from w4gen.ir.interpret import offline
 from w4gen.ir.layout import Layout
 from w4gen.ir.lower import lower
 from w4gen.ir.problem import Problem
+from w4gen.ir.program import Program
 from w4gen.ir.types import Format
 from w4gen.runtime import dtypes, repack
 from w4gen.runtime.parts import check_parts
@@ -83,7 +84,7 @@ class Weight:
         cls, codes: torch.Tensor, rest: Mapping[str, torch.Tensor], form: Format, layout: Layout, n: int, k: int
     ) -> Weight:
         """A weight of codes as the layout has them, and of other parts that are known to be right."""
-        program = pack(lower(Problem(m=(1, 1), n=n, k=k, format=form, layout=layout)), layout)
+        program = _program(form, layout, n, k)
         names = [each if each in program.kept else f"{each}.stored" for each in form.parts(n, k)][1:]
         stored = offline(program, dict(rest), torch, names)
         return cls(form, n, k, layout, (codes.reshape(-1), *(stored[name].contiguous() for name in names)))
@@ -198,9 +199,15 @@ class Weight:
 
 
 @lru_cache(maxsize=256)
+def _program(form: Format, layout: Layout, n: int, k: int) -> Program:
+    """What packs a weight, as a graph."""
+    return pack(lower(Problem(m=(1, 1), n=n, k=k, format=form, layout=layout)), layout)
+
+
+@lru_cache(maxsize=256)
 def _stored(form: Format, layout: Layout, n: int, k: int) -> dict[str, Layout | None]:
     """The layout of each buffer."""
-    program = pack(lower(Problem(m=(1, 1), n=n, k=k, format=form, layout=layout)), layout)
+    program = _program(form, layout, n, k)
     return {name.removesuffix(".stored"): program.tile(name).layout for name in program.kept}
 
 
