@@ -1,7 +1,8 @@
 """HQQ: integer codes of 1 to 8 bits with zeros of any value.
 
 The weight is cut into rows of one group each (axis 1); those are cut into as many parts as a word has fields, and the first part
-lies in the highest field. Groups down the columns (axis 0) are refused: no scale would serve two neighbours of a row.
+lies in the highest field. Groups down the columns (axis 0) are refused: their members lie N·K / group elements apart, and a
+`Format` counts groups along k. It could say that only as groups of 1, a scale for each weight.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ def read(tensors: Tensors, quantization: Mapping[str, Any], name: str) -> Layer:
         refuse(name, "scale", "scales or zeros are quantized themselves, which HQQ gave up", "quantize it anew with hqq >= 0.2")
     scale, zero = tensors["scale"], tensors["zero"]
     if int(need(tensors, "axis", name)) == 0 and scale.numel() > 1:
-        problem = "groups run down the columns (axis=0), a kernel needs scales for neighbours in a row"
-        refuse(name, "scale", problem, "quantize it anew with axis=1")
+        width = 8 * (scale.element_size() + zero.element_size())
+        problem = f"groups run down the columns (axis=0), neighbours in a row share no scale: {width} bits beside each code"
+        refuse(name, "scale", problem, "quantize it anew with axis=1, or give w4gen.convert a Linear of what hqq dequantizes")
     block = n * k // max(1, scale.numel())
     form = replace(
         named(f"uint{math.ceil(need(tensors, 'nbits', name).item())}"),
