@@ -14,8 +14,7 @@ from w4gen.paths import CHECKOUT
 HEAD = """# Quality
 
 Made by `python -m w4gen.bench.quality_report` from `docs/results/quality.json`, which `python -m w4gen.bench.quality` fills,
-a figure after the other; last with Python {python}, torch {torch}, in float32. Figures with a star were entered there by hand:
-they are of an earlier run, on a CPU, whose log is not kept. No other number here is.
+a figure after the other; last with Python {python}, torch {torch}, in float32. No number here was entered by hand.
 
 *rounded*: to nearest, a scale bringing its group's extremes into range (`quantize.round_to_nearest`). *clipped*: every group
 is first cut to the share of its largest weight that leaves the least squared error (`quantize.clipped`). *error*: the
@@ -65,7 +64,7 @@ def cell(figures: Mapping[str, Any] | None, name: str, digits: int) -> str:
     """A figure of a row; *not run* where it is not there."""
     if figures is None:
         return "not run"
-    return f"{figures[name]:.{digits}f}" + "*" * bool(figures.get("earlier"))
+    return f"{figures[name]:.{digits}f}"
 
 
 def table(kept: Mapping[str, Any], names: Mapping[str, int], first: Mapping[str, Any] | None) -> str:
