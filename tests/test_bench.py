@@ -18,7 +18,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import w4gen
-from w4gen.bench import decoder, end_to_end, end_to_end_report, host, invariant, limits, replay, report, tokens
+from w4gen.bench import decoder, end_to_end, end_to_end_report, host, invariant, limits, report, spans, tokens
 from w4gen.runtime.timer import Timing
 
 
@@ -50,9 +50,9 @@ def test_host_time_is_not_measured_without_a_gpu(tmp_path: Path) -> None:
 
 def test_spans_that_overlap_count_once() -> None:
     """A linear kernel that starts early waits while the one in front still runs."""
-    spans = [("vectorized", 0.0, 4.0), ("gemv_half", 3.0, 9.0), ("fmha", 9.0, 10.0), ("nvjet_sm90", 12.0, 14.0)]
-    assert replay.busy([(0.0, 4.0), (3.0, 9.0), (1.0, 2.0), (12.0, 14.0)]) == 11
-    found = replay.split(spans * 2, 1)
+    seen = [("vectorized", 0.0, 4.0), ("gemv_half", 3.0, 9.0), ("fmha", 9.0, 10.0), ("nvjet_sm90", 12.0, 14.0)]
+    assert spans.busy([(0.0, 4.0), (3.0, 9.0), (1.0, 2.0), (12.0, 14.0)]) == 11
+    found = spans.split(seen * 2, 1)
     assert (found["linears_us"], found["rest_us"], found["kernels"]) == (7, 5, 8)
     assert found["longest_us"]["gemv_half"] == 12
     assert found["sorts_us"] == {"pointwise": 8, "attention": 2}
@@ -71,8 +71,8 @@ def test_spans_that_overlap_count_once() -> None:
     ],
 )
 def test_other_kernels_are_told_apart_by_name(name: str, sort: str) -> None:
-    assert replay.sort_of(name) == sort
-    assert replay.sorts({name: 2.04, "gemv_mma": 5.0}) == {sort: 2.0}
+    assert spans.sort_of(name) == sort
+    assert spans.sorts({name: 2.04, "gemv_mma": 5.0}) == {sort: 2.0}
 
 
 @pytest.mark.parametrize(
@@ -88,12 +88,12 @@ def test_other_kernels_are_told_apart_by_name(name: str, sort: str) -> None:
     ],
 )
 def test_kernels_of_linear_layers_are_known_by_name(name: str) -> None:
-    assert replay.LINEAR.match(name)
+    assert spans.LINEAR.match(name)
 
 
 @pytest.mark.parametrize("name", ["triton_red_fused_add_mm_pow_rsqrt_3", "fmha_cutlassF_bf16", "void at::native::reduce_kernel"])
 def test_what_inductor_fuses_beside_a_linear_layer_is_none(name: str) -> None:
-    assert not replay.LINEAR.match(name)
+    assert not spans.LINEAR.match(name)
 
 
 def test_what_takes_too_long_or_fails_is_noted_and_the_rest_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

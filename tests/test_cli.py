@@ -556,12 +556,14 @@ def test_debug_tells_on_stderr(tmp_path: Path) -> None:
     assert "def gemv(" in loud
 
 
-def test_importing_w4gen_is_cheap_and_brings_no_torch() -> None:
+def test_importing_w4gen_is_cheap_and_the_command_line_brings_no_torch() -> None:
     code = """
 import sys, time
 start = time.process_time()
 import w4gen
-print(time.process_time() - start, "torch" in sys.modules, "triton" in sys.modules)
+print(time.process_time() - start, end=" ")
+import w4gen.cli
+print("torch" in sys.modules, "triton" in sys.modules)
 """
     told = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout for _ in range(3)]
     seconds, torch, triton = min(told, key=lambda each: float(each.split()[0])).split()

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from w4gen.bench.replay import sorts
+from w4gen.bench.spans import sorts
 from w4gen.paths import CHECKOUT
 
 INTRO = """# End to end
