@@ -16,6 +16,7 @@ SESSION = os.environ["TESTS_SESSION"] if WORKER else tempfile.mkdtemp(prefix="w4
 os.environ["TESTS_SESSION"] = SESSION  # for the workers: what one has compiled is compiled
 os.environ["W4GEN_CACHE"] = f"{SESSION}/cache"
 os.environ["TRITON_CACHE_DIR"] = f"{SESSION}/triton"
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers fill the processors; threads of torch that wait for each other spin
 for knob in ("W4GEN_STRICT", "W4GEN_DEBUG", "W4GEN_ARCH", "W4GEN_JIT"):
     os.environ.pop(knob, None)
 
