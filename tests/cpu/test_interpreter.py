@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import oracle
+import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.runtime import interpreter
 
 from w4gen.runtime.interpreter import mend
 
@@ -32,3 +34,24 @@ def test_bf16_arithmetic_casts_constants_and_dots(rng: np.random.Generator) -> N
     assert np.array_equal(multiplied, oracle.to_bf16(a * b))
     assert np.array_equal(near, oracle.to_bf16(a / np.float32(3)))
     assert np.allclose(dotted, a.astype(np.float64) @ b.astype(np.float64), rtol=1e-5, atol=1e-5)
+
+
+@triton.jit
+def sums(x_ptr, y_ptr, TIMES: tl.constexpr):
+    for i in tl.static_range(TIMES):
+        tl.store(y_ptr + i, tl.sum(tl.load(x_ptr + tl.arange(0, 16))) + i)
+
+
+def test_functions_that_kernels_call_replace_the_language_once_in_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    mend()
+    plain, replaced = interpreter._patch_builtin, []
+    monkeypatch.setattr(interpreter, "_patch_builtin", lambda *given: replaced.append(given[0]) or plain(*given))
+    times = []
+    for count in (8, 1, 8):
+        y = torch.zeros(8)
+        sums[(1,)](torch.arange(16.0), y, count)
+        assert y.tolist() == [120.0 + i if i < count else 0.0 for i in range(8)]
+        assert tl.core.is_builtin(tl.load), "the language is as it was"
+        times.append(len(replaced))
+        replaced.clear()
+    assert times[1] == times[2] > 4, "of the kernel and of its function, in each launch"

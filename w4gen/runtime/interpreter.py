@@ -30,6 +30,7 @@ def mend() -> None:
     """Change the interpreter of this process. Done once."""
     mend_bf16()
     skip_overflow_checks()
+    patch_once()
 
 
 def mend_bf16() -> None:
@@ -78,3 +79,27 @@ def skip_overflow_checks() -> None:
 
     if not builder.options.debug:
         builder.options = replace(builder.options, sanitize_overflow=False)
+
+
+def patch_once() -> None:
+    """Save up to a third of the interpreter's time; no result changes.
+
+    It puts its own operations in the place of the language's whenever a kernel calls a function (`tl.sum`), and takes those
+    away when the kernel ends: the first call of each function in a launch is enough.
+    """
+    from triton.runtime import interpreter
+    from triton.runtime.interpreter import InterpretedFunction as Function
+
+    launched, patch, patched = Function.run, interpreter._patch_lang, set[Any]()
+
+    def run(self: Any, *arguments: Any, **given: Any) -> None:
+        patched.clear()
+        launched(self, *arguments, **given)
+
+    def once(function: Callable[..., Any]) -> Any:
+        if function in patched:
+            return None  # only a launch asks what it is to take away
+        patched.add(function)
+        return patch(function)
+
+    Function.run, interpreter._patch_lang = run, once
