@@ -31,13 +31,15 @@ from w4gen.schedule.arch import ARCHES
 SHAPES = {
     "one row": "1x4096x4096",
     "eight rows": "8x4096x4096",
+    "sixteen rows": "16x2048x4096",
     "gemm 16": "16x8192x4096",
     "gemm 64": "64x4096x4096",
     "gemm large": "64x28672x8192",
     "many rows": "512x4096x4096",
     "dequant": "4096x4096x4096",
 }
-
+SHORT = [name for name in SHAPES if name != "gemm 16"]
+"""16 rows of so long a k take longest of all to compile where gemv_mma answers, and not gemm: the slow tests have them."""
 
 ATOMIC = re.compile(rb"(?m)^\s*(@!?%\w+\s+)?(atom|red)\.|\b(global|flat|buffer)_atomic|\bds_(add|cmpst)")
 
@@ -81,7 +83,7 @@ def test_there_is_no_other_way_to_decode() -> None:
     assert {family.decoding for family in FAMILIES.values()} == set(DECODED)
 
 
-@pytest.mark.parametrize(("arch", "shape", "form"), thinned(ARCHES, SHAPES, DECODED.values()))
+@pytest.mark.parametrize(("arch", "shape", "form"), thinned(ARCHES, SHORT, DECODED.values()))
 def test_every_template_compiles_for_every_arch(arch: str, shape: str, form: str) -> None:
     check(built(SHAPES[shape], form, arch), arch)
 
@@ -176,7 +178,7 @@ OTHERS = ["uint4_g128_z", "uint4_g32_m", "int8_g128", "e2m1_g32"]
 
 
 @pytest.mark.parametrize(
-    ("arch", "shape", "form"), thinned(["sm_80", "sm_90", "gfx942"], ["one row", "gemm 16", "dequant"], OTHERS)
+    ("arch", "shape", "form"), thinned(["sm_80", "sm_90", "gfx942"], ["one row", "gemm 64", "dequant"], OTHERS)
 )
 def test_other_formats_compile_for_an_arch_of_each_kind(arch: str, shape: str, form: str) -> None:
     assert not any(binary.spills for binary in built(SHAPES[shape], form, arch).values())
@@ -189,7 +191,7 @@ FORMS = ["int4_g32", "int4_row", "uint4_g128_z", "uint4_g32_m", "int8_g128", "e2
 KINDS = ["int3_g128", "int1_g128", "fp8_e4m3", "mxfp4", "nvfp4", "nf4_dq", "q5_k"]
 
 
-@pytest.mark.parametrize(("arch", "shape", "form"), thinned(["sm_90", "gfx942"], ["one row", "gemm 16"], KINDS))
+@pytest.mark.parametrize(("arch", "shape", "form"), thinned(["sm_90", "gfx942"], ["one row", "sixteen rows"], KINDS))
 def test_a_format_of_each_kind_compiles_without_spills(arch: str, shape: str, form: str) -> None:
     check(built(SHAPES[shape], form, arch), arch)
 
@@ -372,7 +374,10 @@ def test_large_layers_of_one_row_on_sm_90(shape: str, template: str) -> None:
     fast(template, shape, "int4_g128", "float16", "sm_90")
 
 
-@pytest.mark.parametrize("shape", ["8x28672x8192", "8x8192x28672", "16x4096x28672", "32x2048x2048"])
+BETWEEN = [pytest.param(shape, marks=pytest.mark.slow) for shape in ("8x8192x28672", "16x4096x28672")]
+
+
+@pytest.mark.parametrize("shape", ["8x28672x8192", "32x2048x2048", *BETWEEN])
 def test_large_layers_of_few_rows_on_sm_90(shape: str) -> None:
     fast("gemv_mma", shape, "int4_g128", "float16", "sm_90")
 
