@@ -55,3 +55,19 @@ def test_functions_that_kernels_call_replace_the_language_once_in_a_launch(monke
         times.append(len(replaced))
         replaced.clear()
     assert times[1] == times[2] > 4, "of the kernel and of its function, in each launch"
+
+
+def test_types_of_tiles_are_remembered_each_for_itself() -> None:
+    mend()
+    for _ in range(2):
+        for kind in (tl.float16, tl.int16, tl.pointer_type(tl.float16)):
+            for shape in ([4, 8], [8, 4], [tl.constexpr(8), 4], [32]):
+                sizes = [getattr(size, "value", size) for size in shape]
+                tile = tl.block_type(kind, shape)
+                assert (tile.element_ty, list(tile.shape), tile.numel) == (kind, sizes, 32)
+                assert [each.value for each in tile.shape.type.types] == sizes
+                assert tile.name.endswith(f", {kind.name}>")
+        with pytest.raises(ValueError, match="power of 2"):
+            tl.block_type(tl.float16, [3])
+        assert [type(each.value) for each in tl.tuple([True, 1]).type.types] == [bool, int]
+        assert [type(each.value) for each in tl.tuple([1, 1]).type.types] == [int, int]

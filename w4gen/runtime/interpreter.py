@@ -31,6 +31,7 @@ def mend() -> None:
     mend_bf16()
     skip_overflow_checks()
     patch_once()
+    remember_shapes()
 
 
 def mend_bf16() -> None:
@@ -103,3 +104,33 @@ def patch_once() -> None:
         return patch(function)
 
     Function.run, interpreter._patch_lang = run, once
+
+
+def remember_shapes() -> None:
+    """Save another third of the interpreter's time; no result changes.
+
+    It works out the type of every tile, and of every tuple of sizes, anew for each operation of each program. They are few.
+    """
+    from triton.language import core
+
+    made, types_of, known = core.block_type.__init__, core._type_for_tuple_values, dict[Any, Any]()
+
+    def block(self: Any, element: Any, shape: Any) -> None:
+        key = (element.name, *numbers(shape))
+        if key not in known:
+            made(self, element, shape)
+            known[key] = vars(self).copy()
+        vars(self).update(known[key])
+
+    def types(values: Any, fields: Any = None) -> Any:
+        key = numbers(values)
+        if fields is not None or set(map(type, key)) != {int}:
+            return types_of(values, fields)
+        if key not in known:
+            known[key] = types_of(values)
+        return known[key]
+
+    def numbers(shape: Any) -> tuple[Any, ...]:
+        return tuple([each.value if type(each) is core.constexpr else each for each in shape])
+
+    core.block_type.__init__, core._type_for_tuple_values = block, types
