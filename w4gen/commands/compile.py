@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import click
 
-from w4gen import cache, pipeline, toolchain
+from w4gen import cache, toolchain
 from w4gen.codegen.render import Kernel
 from w4gen.commands.bundle import bundled
 from w4gen.commands.question import (
@@ -29,6 +26,7 @@ from w4gen.commands.question import (
     trial,
 )
 from w4gen.errors import W4Error
+from w4gen.proof import TWIN, checked, without_gpu
 from w4gen.schedule import arch as arches
 from w4gen.schedule.cost import bytes_moved, floor_us
 
@@ -180,23 +178,8 @@ def told(facts: dict[str, Any], kernel: Kernel) -> str:
     return aligned(lines)
 
 
-TWIN = "portable twin: "
-"""How the proof begins where another kernel was run in this one's place."""
-
-
 def proof(kernel: Kernel) -> tuple[bool, str]:
-    """Run the text against the f64 truth in a process of its own: on the GPU here, else in Triton's interpreter.
-
-    What the interpreter does not run is compiled there, and its portable twin run.
-    """
-    alone = detected() == "portable" and pipeline.twin(kernel) is kernel
-    done = subprocess.run(
-        [sys.executable, "-m", "w4gen.runtime.check", "-"],
-        input=kernel.source,
-        env=os.environ | ({"TRITON_INTERPRET": "1"} if alone else {}),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    """Run the text against the f64 truth: on the GPU here, else in Triton's interpreter, as far as that runs it."""
+    done = without_gpu(kernel) if detected() == "portable" else checked(kernel)
     told = (done.stdout or done.stderr).strip()
     return done.returncode == 0, told.splitlines()[-1] if told else "the check said nothing"

@@ -8,9 +8,6 @@ proves that each value is in the lane that reads it, and its portable twin, whic
 from __future__ import annotations
 
 import math
-import os
-import re
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,11 +17,11 @@ from typing import Any
 import torch
 
 from w4gen.codegen.render import Kernel, read
-from w4gen.errors import ToolchainError, W4Error
+from w4gen.errors import W4Error
 from w4gen.ir.layout import Layout
 from w4gen.ir.rounding import limit
 from w4gen.ir.types import PER_TENSOR, Format
-from w4gen.pipeline import twin
+from w4gen.proof import without_gpu
 from w4gen.runtime import dtypes
 from w4gen.runtime.dtypes import torch_dtype
 from w4gen.runtime.launch import launcher
@@ -32,10 +29,8 @@ from w4gen.runtime.reference import error, reference, typical
 from w4gen.runtime.repack import first_rows
 from w4gen.runtime.timer import copies_for, time_calls
 from w4gen.runtime.weight import Weight
-from w4gen.schedule.apply import FAST
-from w4gen.schedule.arch import arch
 from w4gen.schedule.rewrite import ceil_to
-from w4gen.toolchain import able, build, interpreted, version
+from w4gen.toolchain import interpreted
 
 OUTPUTS = 32
 """Outputs of a row that the interpreter computes at least, in whole programs."""
@@ -155,50 +150,16 @@ def main(path: str) -> int:
     source = sys.stdin.read() if path == "-" else Path(path).read_text()
     try:
         if not torch.cuda.is_available() and not interpreted():
-            return without_gpu(read(source))
+            done = without_gpu(read(source))
+            sys.stdout.write(done.stdout)
+            sys.stderr.write(done.stderr)
+            return done.returncode
         report = check(read(source))
     except W4Error as error:
         print(f"w4gen: {error}", file=sys.stderr)
         return 2
     print(report)
     return 0 if report.passed else 1
-
-
-def without_gpu(kernel: Kernel) -> int:
-    """Check a kernel, or the portable twin of one that only a GPU runs, in a process of the interpreter's own; say which."""
-    stand_in = twin(kernel)
-    done = subprocess.run(
-        [sys.executable, "-m", "w4gen.runtime.check", "-"],
-        input=stand_in.source,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        text=True,
-        check=False,
-        capture_output=True,
-    )
-    sys.stderr.write(done.stderr)
-    if stand_in is kernel:
-        sys.stdout.write(done.stdout)
-        return done.returncode
-    compiles, proven = placement(kernel)
-    print(f"portable twin: {done.stdout.strip() or 'the check said nothing'} · this kernel: {proven}, not run")
-    return done.returncode or int(not compiles)
-
-
-def placement(kernel: Kernel) -> tuple[bool, str]:
-    """Compile a kernel for the arch in its second line: whether nothing is wrong with it, and what that proves.
-
-    In a fast template each conversion that a layout makes trivial is asserted to be: one that is not does not compile.
-    """
-    named = re.search(r"(?m)^# made by: .* --arch (\S+)", kernel.source)
-    target = arch(named[1] if named else "sm_90")
-    fast = kernel.schedule.template in FAST
-    if fast and "gluon" not in able(target).features:
-        return True, f"not compiled, as its template is not made for Triton {version()}"
-    try:
-        build(kernel, target)
-    except ToolchainError as error:
-        return False, f"WRONG, as it does not compile: {error}"
-    return True, "compiled, placement proven" if fast else "compiled"
 
 
 if __name__ == "__main__":
