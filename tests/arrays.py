@@ -23,14 +23,15 @@ def covering(sizes: list[int], strength: int) -> list[Case]:
 
     Each adds as much as it can, and of those that do is one whose values were taken least.
     """
-    every = list(itertools.product(*map(range, sizes)))
-    left = set().union(*(held(case, strength) for case in every))
+    every = {case: held(case, strength) for case in itertools.product(*map(range, sizes))}
+    left = set().union(*every.values())
     chosen, taken = [], Counter()
     while left:
-        chosen.append(
-            max(every, key=lambda case: (len(left & held(case, strength)), -sum(map(taken.__getitem__, enumerate(case)))))
-        )
-        left -= held(chosen[-1], strength)
+        gains = {case: len(left & of) for case, of in every.items()}
+        most = max(gains.values())
+        best = (case for case, gain in gains.items() if gain == most)
+        chosen.append(min(best, key=lambda case: sum(map(taken.__getitem__, enumerate(case)))))
+        left -= every[chosen[-1]]
         taken.update(enumerate(chosen[-1]))
     return chosen
 

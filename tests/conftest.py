@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import tempfile
@@ -25,6 +26,11 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.register_profile("deep", hypothesis.settings.get_profile("w4gen"), derandomize=False, max_examples=2000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "w4gen"))
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: a test that collects garbage need not look for it there."""
+    gc.freeze()
 
 
 def pytest_unconfigure() -> None:
