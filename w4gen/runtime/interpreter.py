@@ -1,4 +1,4 @@
-"""Triton's interpreter: bf16 as a GPU has it, and without work whose result it throws away.
+"""Triton's interpreter: bf16 as a GPU has it, and without work that it does again or whose result it throws away.
 
 The interpreter of Triton 3.6 keeps bf16 as u16 and then computes on the bit patterns (dot, arithmetic), truncates where a GPU
 rounds, and knows no bf16 constants. Without this a check of a bf16 kernel would say nothing of the kernel.
