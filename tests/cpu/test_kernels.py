@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache as once
 from pathlib import Path
 
 import cases
@@ -617,16 +618,26 @@ def test_a_rendered_file_checks_itself(m: int, form: str, dtype: str, tmp_path: 
         assert done.stdout.startswith("checked under the interpreter: error ")
 
 
+def compiling() -> dict[str, str]:
+    """The environment of a process whose triton compiles."""
+    return {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+
+
+@once
+def fast_text(shape: str) -> str:
+    """The text of a fast kernel, which is not picked where triton interprets."""
+    command = [sys.executable, "-m", "w4gen.cli", "show", "kernel", "--shape", shape, "--arch", "sm_90"]
+    return subprocess.run(command, env=compiling(), capture_output=True, text=True, check=True).stdout
+
+
 @pytest.mark.parametrize(
     "shape", ["1x256x96", *(pytest.param(each, marks=pytest.mark.slow) for each in ("8x256x96", "40x256x96"))]
 )
 def test_a_rendered_file_of_a_fast_template_checks_its_twin(shape: str, tmp_path: Path) -> None:
     """So does one that launches early: no interpreter runs their instructions. They are compiled, and that is all they are."""
-    options = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     path = tmp_path / "kernel.py"
-    command = [sys.executable, "-m", "w4gen.cli", "compile", "--shape", shape, "--arch", "sm_90", "--emit", "py"]
-    path.write_text(subprocess.run(command, env=options, capture_output=True, text=True, check=True).stdout)
-    done = subprocess.run([sys.executable, str(path)], env=options, capture_output=True, text=True, check=False)
+    path.write_text(fast_text(shape))
+    done = subprocess.run([sys.executable, str(path)], env=compiling(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     placed = "compiled" if shape.startswith("40") else "compiled, placement proven"
     twin, this = done.stdout.strip().split(" · ")
@@ -636,14 +647,11 @@ def test_a_rendered_file_of_a_fast_template_checks_its_twin(shape: str, tmp_path
 
 def test_a_fast_kernel_that_moves_values_between_lanes_is_found_out(tmp_path: Path) -> None:
     """The layout of the words is no longer the one that each lane's values are in: it does not compile, and the check says so."""
-    options = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "w4gen.cli", "compile", "--shape", "1x256x96", "--arch", "sm_90", "--emit", "py"]
-    source = subprocess.run(command, env=options, capture_output=True, text=True, check=True).stdout
+    source = fast_text("1x256x96")
     wrong = source.replace("gl.BlockedLayout([1, 4], [32, 1]", "gl.BlockedLayout([1, 4], [16, 2]")
     assert source != wrong
-    done = subprocess.run(
-        [sys.executable, "-m", "w4gen.runtime.check", "-"], env=options, input=wrong, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-m", "w4gen.runtime.check", "-"]
+    done = subprocess.run(command, env=compiling(), input=wrong, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "portable twin: checked" in done.stdout
     assert "this kernel: WRONG, as it does not compile: gemv_half for sm_90" in done.stdout
