@@ -793,12 +793,29 @@ def test_no_sum_is_carried_through_a_dot_with_w_on_the_left(target: str, name: s
         kernel = rendered(asked(m=m, n=n, k=k, format=named(name), x=x, y=x), arch=arch)
         assert kernel.name == "gemm"
         tree = ast.parse(kernel.source)
-        check_dots(next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "gemm"))
+        function = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "gemm")
+        check_dots(function)
+        if target == "sm_90":
+            check_factors(function)
+
+
+def check_factors(function: ast.FunctionDef) -> None:
+    """What a `tl.dot` made is multiplied before anything else: what is only added would be folded into the instruction."""
+    (name,) = {ast.unparse(each.targets[0]) for each in ast.walk(function) if isinstance(each, ast.Assign) and is_dot(each.value)}
+    used = [node for node in ast.walk(function) if name in {ast.unparse(each) for each in ast.iter_child_nodes(node)}]
+    factors = [node for node in used if isinstance(node, ast.AugAssign | ast.BinOp) and isinstance(node.op, ast.Mult)]
+    made = [node for node in used if isinstance(node, ast.Assign) and is_dot(node.value)]
+    assert factors
+    assert all(isinstance(each, ast.AugAssign) for each in factors) or len(used) == len(factors) + len(made)
+
+
+def is_dot(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func) == "tl.dot"
 
 
 def check_dots(function: ast.FunctionDef) -> None:
-    """Every `tl.dot` makes a new name from two operands that are not that name; the name is bound nowhere else."""
-    dots = [node for node in ast.walk(function) if isinstance(node, ast.Call) and ast.unparse(node.func) == "tl.dot"]
+    """Every `tl.dot` makes a new name from two operands that are not that name; it is bound nowhere else, but for a factor 1."""
+    dots = [node for node in ast.walk(function) if is_dot(node)]
     made = [node for node in ast.walk(function) if isinstance(node, ast.Assign) and node.value in dots]
     assert dots
     assert len(made) == len(dots), "a dot is the whole of what is assigned"
@@ -807,7 +824,8 @@ def check_dots(function: ast.FunctionDef) -> None:
         assert len(assign.value.args) == 2
         assert not assign.value.keywords
         names = [node for node in ast.walk(function) if isinstance(node, ast.Name) and node.id == name]
-        assert sum(isinstance(node.ctx, ast.Store) for node in names) == 1
+        ones = [node for node in ast.walk(function) if isinstance(node, ast.AugAssign) and ast.unparse(node) == f"{name} *= one"]
+        assert sum(isinstance(node.ctx, ast.Store) for node in names) == 1 + len(ones)
         assert not [node for node in ast.walk(assign.value) if isinstance(node, ast.Name) and node.id == name]
 
 
