@@ -61,7 +61,7 @@ bench:
 	  --format int4_g128 --format nf4_g64 --out docs/results/ablation-h200.json
 	$(PYTHON) -m w4gen.cli bench --cold --shape 1x4096x14336 --shape 16x4096x14336 --shape 512x4096x14336 --shape 1x1536x1536 \
 	  --out docs/results/cold-h200.json
-	$(PYTHON) -m w4gen.cli curve --model Llama-3.1-8B --json > docs/results/curve-llama-3.1-8b-h200.json
+	$(PYTHON) -m w4gen.cli curve --model Llama-3.1-8B --out docs/results/curve-llama-3.1-8b-h200.json
 	$(PYTHON) -m w4gen.cli profile Qwen2.5-1.5B --out docs/results/profile-qwen2.5-1.5b-h200.json
 	$(PYTHON) -m w4gen.bench.host --out docs/results/host-h200.json
 	$(PYTHON) -m w4gen.bench.end_to_end --out docs/results/end-to-end-qwen2.5-1.5b-h200.json

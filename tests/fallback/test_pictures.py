@@ -20,6 +20,7 @@ from w4gen.cli import cli
 from w4gen.errors import W4Error
 
 ROOT = Path(__file__).parent.parent.parent
+EVERY = sorted((ROOT / "docs" / "results").glob("*.json"))
 RESULTS = [ROOT / "docs" / "results" / f"{name}-h200.json" for name in ("decode", "bf16", "end-to-end-qwen2.5-1.5b")]
 WHERE = {"device": "a GPU", "date": "today", "torch": "2", "triton": "3", "cuda": "13", "command": "python -m w4gen.cli bench "}
 
@@ -178,11 +179,33 @@ def test_tables_are_there_and_markup_is_text() -> None:
     assert "<b>a GPU" not in text
 
 
-@pytest.mark.parametrize(("text", "why"), [("[]", "TypeError"), ("{}", "KeyError"), ("{", "JSONDecodeError")])
-def test_what_holds_no_results_is_refused(text: str, why: str, tmp_path: Path) -> None:
+def test_every_committed_file_of_results_is_on_the_page() -> None:
+    read = page(runs(EVERY), [])
+    assert all(path.stem in read for path in EVERY)
+    assert "perplexity" in read
+
+
+def test_a_curve_is_drawn_with_its_steps(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "new" / "curve.json"
+    CliRunner().invoke(
+        cli, ["curve", "--shape", "512x256", "--arch", "sm_90", "--m", "1,2,9", "--out", str(out)], standalone_mode=False
+    )
+    facts = json.loads(out.read_text())
+    (made,) = pictures.drawn([facts])
+    assert made.shows == "Microseconds of 512 → 256 × 1, predicted on sm_90, H200 SXM, by its data sheet."
+    lines = made.figure.axes[0].lines
+    assert list(lines[0].get_ydata()) == facts["total_us"]
+    assert sorted(line.get_xdata()[0] for line in lines[1:]) == [step["m"] for step in facts["steps"]] == [2, 9]
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", "{"])
+def test_what_holds_no_results_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "it.json").write_text(text)
-    with pytest.raises(W4Error, match=rf"is no file of results \({why}"):
+    with pytest.raises(W4Error, match="is no file of results, as it does not name the device: give JSON"):
         runs([tmp_path / "it.json"])
+    with pytest.raises(W4Error, match=r"not-there\.json cannot be read \(No such file or directory\): give JSON"):
+        runs([tmp_path / "not-there.json"])
     with pytest.raises(W4Error, match="a report is written to a file: name a page by --html FILE"):
         raise CliRunner().invoke(cli, ["report", str(tmp_path / "it.json")], standalone_mode=False).exception  # type: ignore[misc]
 

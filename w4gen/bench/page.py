@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markdown_it import MarkdownIt
 
-from w4gen.bench import end_to_end_report, report
+from w4gen.bench import end_to_end_report, quality_report, report
 from w4gen.bench.pictures import Picture, drawn
 from w4gen.errors import W4Error
 
@@ -23,12 +23,22 @@ def runs(paths: Sequence[Path]) -> dict[Path, dict[str, Any]]:
     for path in paths:
         try:
             found[path] = json.loads(path.read_text())
-            found[path]["device"]
-        except (OSError, ValueError, TypeError, KeyError) as error:
+            origin(found[path])
+        except OSError as error:
             raise W4Error(
-                f"{path} is no file of results ({error!r}): give JSON that a command of w4gen wrote by --out"
+                f"{path} cannot be read ({error.strerror}): give JSON that a command of w4gen wrote by --out"
+            ) from error
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise W4Error(
+                f"{path} is no file of results, as it does not name the device: give JSON that a command of w4gen wrote by --out"
             ) from error
     return found
+
+
+def origin(facts: Mapping[str, Any]) -> str:
+    """Where and when a run was made; figures of quality, which are of many runs, say so of the last."""
+    where = facts.get("facts", facts)
+    return f"{where['device']}, {where['date']}"
 
 
 def pictures(found: Mapping[Path, Mapping[str, Any]]) -> list[Picture]:
@@ -40,6 +50,10 @@ def section(facts: Mapping[str, Any]) -> str:
     """The tables of a run, as Markdown, its title left out; nothing where none are made of it."""
     if "variants" in facts:
         return end_to_end_report.section(facts).partition("\n")[2]
+    if any("spent_us" in row for row in facts.get("rows", ())):
+        return end_to_end_report.host(facts).partition("\n")[2]
+    if "facts" in facts:
+        return quality_report.page(facts).partition("\n")[2]
     return report.told(facts, "").partition("\n")[2] if report.known(facts) else ""
 
 
@@ -47,7 +61,7 @@ def page(found: Mapping[Path, Mapping[str, Any]], made: Sequence[Picture]) -> st
     """The page, as HTML: pictures are in it as text."""
     markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
     sections = [(path.stem, markdown.render(text)) for path, facts in found.items() if (text := section(facts))]
-    where = ", ".join(dict.fromkeys(f"{facts['device']}, {facts['date']}" for facts in found.values()))
+    where = ", ".join(dict.fromkeys(map(origin, found.values())))
     environment = Environment(loader=PackageLoader("w4gen", "bench"), autoescape=True, undefined=StrictUndefined)
     asked = {"title": "w4gen, measured", "about": f"{where}. {ABOUT}", "pictures": made, "sections": sections}
     return environment.get_template("page.html.jinja").render(asked)

@@ -101,6 +101,8 @@ def drawn(runs: Sequence[Facts]) -> Iterator[Picture]:
             yield bars(run)
         if "phases" in run:
             yield layers(run)
+        if "total_us" in run:
+            yield curve(run)
 
 
 def forward(run: Facts) -> list[Facts]:
@@ -263,3 +265,19 @@ def layers(run: Facts) -> Picture:
     return titled(
         "layers", title, "What each kind of linear layer takes of a step.", figure, model, run["format"], run["quantizer"]
     )
+
+
+def curve(run: Facts) -> Picture:
+    """Time of a model's linear layers against M, with the M from which another bucket, or another tile of rows, answers."""
+    figure, (axes,) = canvas(3.6)
+    axes.plot(run["ms"], run["total_us"], marker="o", markersize=2.5, linewidth=1, color=COLORS["w4gen"])
+    for step in run["steps"]:
+        axes.axvline(step["m"], color="0.7", linewidth=0.6, linestyle="--" if "bucket" in step["why"] else ":")
+    axes.set(xscale="log", yscale="log", xlabel="M, rows of x (dashed: a bucket begins, dotted: another tile)", ylabel="µs")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:g}")
+    axes.grid(True, which="major", axis="y", linewidth=0.3)
+    layers = ", ".join(f"{part['k']} → {part['n']} × {part['count']}" for part in run["parts"])
+    title = f"All linear layers against M: {run['format']}, {run['source']} on {run['where'].partition(',')[0]}"
+    shows = f"Microseconds of {layers}, {run['source']} on {run['where']}."
+    return titled("curve", title, shows, figure, run["source"], run["where"].partition(",")[0], run["format"], layers)

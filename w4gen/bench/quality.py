@@ -28,18 +28,17 @@ import torch
 
 from w4gen import quantize
 from w4gen.bench.facts import facts, write
+from w4gen.bench.quality_report import LONGEST, RESULTS, WINDOW
 from w4gen.checkpoints import gguf_model
 from w4gen.formats import named
 from w4gen.ir.types import Format
 from w4gen.models import convert
-from w4gen.paths import CHECKOUT
 
 FORMATS = (
     "int4_g128", "int4_g64", "int4_g32", "uint4_g128_z", "uint4_g32_m", "nf4_g64", "e2m1_g32", "mxfp4", "nvfp4", "int3_g64",
     "int2_g32",
 )  # fmt: skip
-WINDOW, TEXTS, LONGEST = 512, 200, 128
-RESULTS = CHECKOUT / "docs" / "results" / "quality.json"
+TEXTS = 200
 Figures = dict[str, Any]
 Quantizer = Callable[[torch.Tensor, Format], torch.Tensor]
 

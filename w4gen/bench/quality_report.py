@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from w4gen.bench.end_to_end_report import rows
-from w4gen.bench.quality import LONGEST, RESULTS, WINDOW
 from w4gen.formats import named
 from w4gen.paths import CHECKOUT
+
+RESULTS = CHECKOUT / "docs" / "results" / "quality.json"
+WINDOW, LONGEST = 512, 128
+"""Tokens that a language model reads at a time, and at most of a paragraph that is embedded."""
 
 HEAD = """# Quality
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import click
 
 import w4gen
@@ -22,8 +25,11 @@ WIDTH = 40
 @click.option("--format", "format_name", default="int4_g128", show_default=True, help="int4_g128, nf4_g64 …, or FILE.py:NAME")
 @click.option("--dtype", default="float16", show_default=True, help="of x and y: float16 or bfloat16")
 @click.option("--arch", default="", help=f"predict for one of {', '.join(ARCHES)}, also where a GPU is")
+@click.option("--out", type=click.Path(path_type=Path), help="JSON file to write")
 @as_json
-def curve(as_json: bool, model: str | None, shape: str | None, rows: str, format_name: str, dtype: str, arch: str) -> None:
+def curve(
+    as_json: bool, model: str | None, shape: str | None, rows: str, format_name: str, dtype: str, arch: str, out: Path | None
+) -> None:
     """Time the linear layers of a model against M, on the GPU here; with none, or with --arch, predict it."""
     asked = model or shape
     if asked is None or (model and shape):
@@ -32,6 +38,9 @@ def curve(as_json: bool, model: str | None, shape: str | None, rows: str, format
         raise ShapeError(f"shape {shape!r} is not KxN: give inputs x outputs, as in 4096x14336, and tokens by --m")
     more = {"ms": numbers(rows, "m")} if rows else {}
     found = w4gen.curve(asked, format=load_format(format_name), arch=arch, dtype=dtype, **more)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(found.facts(), indent=1) + "\n")
     if as_json:
         return tell(found.facts())
     note = "" if found.source == "measured" else ": a model's times, which rank and are no measurement"
