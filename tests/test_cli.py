@@ -92,10 +92,22 @@ BAD = {
     ),
     "two bandwidths": ("roofline --model Qwen2.5-1.5B --bandwidth 900 --arch sm_90", "give one of the two"),
     "no model": ("roofline --bandwidth 900", "bounds are those of a model: name one by --model"),
-    "no machine": ("roofline --model Qwen2.5-1.5B --machine nowhere.json", "nowhere.json holds no ceilings (FileNotFoundError"),
+    "no machine": (
+        "roofline --model Qwen2.5-1.5B --machine nowhere.json",
+        "nowhere.json cannot be read (No such file or directory)",
+    ),
     "bandwidth": ("roofline --model Qwen2.5-1.5B --bandwidth -1", "--bandwidth -1 is no speed: give GB/s, as in 323.9"),
     "preset": ("roofline --model Qwen9 --bandwidth 900", "Qwen9 is no config.json ([Errno 2]"),
     "no weights": ("roofline --model Qwen2.5-1.5B --bandwidth 900 --format i32", "unknown format 'i32'"),
+    "problem": ("compile --problem what", "cannot read the problem 'what': write it with str(problem)"),
+    "problem and shape": ("compile --shape 1x64x64 --problem what", "--problem says all that --shape"),
+    "problem and order": ("show ir --layout rows --problem what", "--problem says all that --shape"),
+    "model and problem": (
+        "compile --model Qwen2.5-1.5B --problem what --out a.w4g",
+        "--problem is of one layer and --model names",
+    ),
+    "tune nothing": ("tune", "nothing to tune: give --shape MxKxN, --model config.json, --presets, or --random"),
+    "tune both": ("tune --model Qwen2.5-1.5B --bias", "--bias is of one layer and --model names all of one"),
     "what": ("show everything --shape 1x64x64", "is not one of"),
 }
 

@@ -110,7 +110,8 @@ def checksums(files: dict[str, bytes]) -> bytes:
 
 
 def publish(source: str, key: str, files: dict[str, bytes]) -> None:
-    """Put the files of a binary in place, all at once; where the cache is closed this process remembers them."""
+    """Put the files of a binary in place, all at once, beside its text; where the cache is closed this process remembers them."""
+    write(source)
     final = kernels() / place(source, key)
     with _tolerant():
         _room(final.parent)

@@ -139,9 +139,10 @@ def _told(name: str, data: bytes) -> tuple[Row, ...]:
 def parse(name: str, data: bytes) -> tuple[Row, ...]:
     """The rows that a file's bytes hold. Raises `CacheError` that names it where they are no rows."""
     try:
-        rows = json.loads(data)["rows"]
+        held = json.loads(data)
+        rows = held.get("rows") if isinstance(held, dict) else None
         if not isinstance(rows, list):
-            raise ValueError(f"rows are a list, not {rows!r:.60}")
+            raise ValueError(f"it holds an object with a list of rows, not {held!r:.60}")
         return tuple(map(Row.read, rows))
     except (ValueError, LookupError, TypeError, RecursionError, W4Error) as error:
         raise CacheError(f"{name} is not a file of tuned schedules ({error}): remove it or tune again") from error

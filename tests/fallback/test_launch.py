@@ -135,3 +135,10 @@ def test_a_start_gives_addresses_on_the_current_stream(monkeypatch: pytest.Monke
     seen, y = [], torch.zeros(4)
     launch.Start(lambda *call: seen.append(call), ("flags",))((1, 2, 3), [y, y[2:], 7])
     assert seen == [(1, 2, 3, 103, "flags", y.data_ptr(), y.data_ptr() + 8, 7)]
+
+
+def test_a_bound_kernel_on_a_cpu_says_where_it_runs() -> None:
+    call = w4gen.bind(w4gen.compile("1x64x32", "int4_g64", arch="sm_90"))
+    w = w4gen.Weight.from_float(torch.ones(32, 64), "int4_g64")
+    with pytest.raises(w4gen.W4Error, match=r"x is on a CPU and a kernel runs on a GPU: .* or call w4gen\.linear"):
+        call(torch.ones(1, 64, dtype=torch.float16), w)

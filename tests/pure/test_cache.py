@@ -55,6 +55,13 @@ def test_what_is_published_is_found(fresh_cache: Path) -> None:
     assert cache.find("texts", "a" * 64) is None, "another text"
 
 
+def test_a_binary_is_never_without_its_text(fresh_cache: Path) -> None:
+    """A rendered file that is run alone builds a kernel whose text nobody stored."""
+    cache.publish("# a question · template=gemv", "a" * 64, FILES)
+    (entry,) = cache.entries()
+    assert (entry.question, entry.damage()) == ("a question", [])
+
+
 @pytest.mark.parametrize("kind", ["cubin", "facts", "sums"])
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "gone"])
 def test_a_damaged_binary_is_a_miss_and_can_be_published_again(kind: str, damage: str, fresh_cache: Path) -> None:

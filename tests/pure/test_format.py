@@ -123,9 +123,9 @@ def test_a_format_of_your_own_needs_no_name() -> None:
         ("int4_g-5", "the group must be positive"),
         ("int4_x", "unknown suffix _x"),
         ("int4(bits=4", "cannot read the format"),
-        ("int4(bits=4,colour=3)", "cannot read the format"),
+        ("int4(bits=4,colour=3)", "a format has no colour; write it"),
         ("int4(4)", "cannot read the format"),
-        ("int4(scale=f99)", "cannot read the format"),
+        ("int4(scale=f99)", "f99 is no type; write it"),
         ("int4(group=0)", "group=0 is not positive"),
     ],
 )

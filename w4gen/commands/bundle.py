@@ -13,8 +13,8 @@ import click
 
 from w4gen import __version__, ahead, api, bundle, cache, knobs, paths, toolchain, tuned
 from w4gen.ahead import Ask, Done
-from w4gen.commands.question import count, detected, load_format, numbers, tell
-from w4gen.errors import CacheError, ShapeError, W4Error
+from w4gen.commands.question import count, detected, load_format, numbers, of_models, tell
+from w4gen.errors import CacheError, W4Error
 from w4gen.ir.problem import Problem
 from w4gen.ir.types import Format
 from w4gen.layers import Layer, layers, read
@@ -43,9 +43,7 @@ def bundled(model: Path, tp: str, kinds: list[str], out: Path | None, as_json: b
         raise W4Error("a model is compiled into a bundle: give --out FILE.w4g")
     if set(kinds) & {"py", "sass"}:
         raise W4Error("a bundle holds texts and binaries as they are compiled: --emit cubin, hsaco, ptx or amdgcn")
-    single = [name for name in ("shape", "n", "k", "layout", "bias") if options[name]]
-    if single:
-        raise ShapeError(f"--{single[0]} is of one layer and --model names all of one: give one of the two")
+    of_models(options)
     archs = [arches.arch(name) for name in (options["arch"] or knobs.ARCH.read() or detected()).split(",")]
     form, start = load_format(options["format_name"]), time.perf_counter()
     problems = of_model(model, tp, options["m"] or "1,16,256", form, options["dtype"])
@@ -114,8 +112,6 @@ def imported(path: Path, contents: Mapping[str, bytes]) -> dict[str, int]:
     rows = {Path(name).stem: tuned.parse(f"{path}/{name}", data) for name, data in contents.items() if name.startswith("tuned/")}
     for where, files in binaries.items():
         cache.publish(texts[entries[where]], where.rpartition("/")[2], files or {})
-    for text in texts.values():
-        cache.write(text)
     if cache.kernels() in cache.closed:
         raise CacheError(f"{cache.kernels()} cannot be written: set W4GEN_CACHE to a folder that can, or to {path} itself")
     for name, each in rows.items():

@@ -9,7 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,8 @@ def asked(
 ) -> tuple[Problem, arches.Arch, int]:
     """The problem, the arch and the rows of x that the options name. Raises `W4Error`."""
     if problem is not None:
+        if shape is not None or (m, k, n) != (None, None, None) or bias or layout:
+            raise ShapeError("--problem says all that --shape, --m --k --n, --bias and --layout do: leave them out")
         whole = Problem.parse(problem)
         return whole, arches.arch(arch or knobs.ARCH.read() or detected()), whole.m[0]
     if shape is not None and (m, k, n) != (None, None, None):
@@ -105,6 +107,13 @@ def asked(
     elif layout == "rows":
         made = replace(made, layout=layout_for(made.format, replace(where, fragment=None), made.n, made.k))
     return made, where, rows
+
+
+def of_models(options: Mapping[str, Any]) -> None:
+    """Raises `ShapeError` where options that name one layer stand beside what names many."""
+    single = [name for name in ("shape", "n", "k", "layout", "bias", "problem") if options.get(name)]
+    if single:
+        raise ShapeError(f"--{single[0]} is of one layer and --model names all of one: give one of the two")
 
 
 def numbers(text: str, option: str, most: int = 99) -> list[int]:

@@ -109,8 +109,12 @@ def told_before(path: Path) -> dict[str, Any]:
         facts = json.loads(path.read_text())
         if measured(facts, "read"):
             return dict(facts)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise W4Error(f"{path} holds no ceilings ({error!r}): give a file that w4gen roofline --measure --out wrote") from error
+    except OSError as error:
+        raise W4Error(
+            f"{path} cannot be read ({error.strerror}): give a file that w4gen roofline --measure --out wrote"
+        ) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise W4Error(f"{path} holds no ceilings: give a file that w4gen roofline --measure --out wrote") from error
     raise W4Error(f"{path} has no bandwidth of reading: measure again by w4gen roofline --measure --out {path}")
 
 

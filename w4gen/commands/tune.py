@@ -14,7 +14,7 @@ import click
 import w4gen
 from w4gen.api import parse_shape, problem_of
 from w4gen.commands.bundle import of_model
-from w4gen.commands.question import as_json, asked, count, load_format, numbers, question, tell
+from w4gen.commands.question import as_json, asked, count, load_format, numbers, of_models, question, tell
 from w4gen.errors import W4Error
 from w4gen.ir.problem import Problem
 from w4gen.layers import PRESETS, random_layers
@@ -75,7 +75,10 @@ def wanted(models: Sequence[str], tp: str, options: dict[str, Any], layers: Sequ
         raise W4Error("tuning is for the GPU here, in the stored order that its kernels read: leave out --arch and --layout")
     forms = options["format_name"].split(",")
     if not models and not layers:
+        if not any(options.get(name) for name in ("shape", "m", "k", "n", "problem")):
+            raise W4Error("nothing to tune: give --shape MxKxN, --model config.json, --presets, or --random 12")
         return [(problem, rows, 1) for problem, _, rows in (asked(**options | {"format_name": form}) for form in forms)]
+    of_models(options)
     rows_of_x, found = options["m"] or "1,16,256", dict[Problem, tuple[int, int]]()
     for layer, form, m in itertools.product(layers, map(load_format, forms), numbers(rows_of_x, "m")):
         _, k, n = parse_shape(f"1x{layer}")

@@ -114,4 +114,6 @@ class Problem:
                 gradient=given.get("gradient") == "1",
             )
         except (KeyError, ValueError) as error:
-            raise ShapeError(f"cannot read the problem {text!r}: {error}; write it with str(problem)") from error
+            raise ShapeError(
+                f"cannot read the problem {text!r}: write it with str(problem), or take it from the end of a generated kernel"
+            ) from error

@@ -280,9 +280,13 @@ class Format:
             if isinstance(given, ast.Call):
                 value: Any = cls._read(given)
             elif isinstance(given, ast.Name):
-                value = minifloat(given.id) if keyword.arg == "minifloat" and given.id not in DTYPES else words[given.id]
+                value = minifloat(given.id) if keyword.arg == "minifloat" and given.id not in DTYPES else words.get(given.id)
+                if value is None:
+                    raise ValueError(f"{given.id} is no type")
             else:
                 value = ast.literal_eval(given)
+            if keyword.arg not in {field.name for field in fields(cls)}:
+                raise ValueError(f"a format has no {keyword.arg}")
             known[str(keyword.arg)] = tuple(value) if isinstance(value, list) else value
         return cls(call.func.id, **known)
 

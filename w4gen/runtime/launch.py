@@ -14,7 +14,7 @@ from torch.nn.functional import linear
 from w4gen import knobs, toolchain
 from w4gen.codegen.render import Kernel, Piece
 from w4gen.codegen.tl import pointer
-from w4gen.errors import ShapeError
+from w4gen.errors import ShapeError, W4Error
 from w4gen.ir.problem import Problem
 from w4gen.runtime.dtypes import torch_dtype
 from w4gen.runtime.epilogue import finished
@@ -205,7 +205,7 @@ def _exactly() -> Iterator[None]:
 def bind(kernel: Kernel) -> Callable[..., torch.Tensor]:
     """`f(x, w, bias=None, residual=None) -> y` for one kernel: x [M, K] with M in its bucket, w a Weight, packed as it reads it.
 
-    Raises `ShapeError` where they do not fit the kernel.
+    Raises `ShapeError` where they do not fit the kernel, `W4Error` on a CPU.
     """
     problem = kernel.problem
     layout = kernel.program.tile("codes.stored").layout
@@ -222,6 +222,10 @@ def bind(kernel: Kernel) -> Callable[..., torch.Tensor]:
             raise ShapeError(f"residual does not answer the kernel's problem {problem}: give one of y's shape, or none")
         if any(each is not None and each.device != x.device for each in (*w.buffers, bias, residual)):
             raise ShapeError(f"x is on {x.device}, and another tensor is not: move all of them to one device")
+        if x.device.type == "cpu" and not interpreted():
+            raise W4Error(
+                "x is on a CPU and a kernel runs on a GPU: move x and the weight there, or call w4gen.linear, which falls back"
+            )
         w = w.packed_as(layout) if layout is not None else w
         y = torch.full((x.shape[0], problem.outputs), torch.nan, dtype=torch_dtype(problem.y), device=x.device)
         if x.device not in launches:
