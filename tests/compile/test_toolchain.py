@@ -211,6 +211,9 @@ def test_small_floats_and_small_groups_compile_for_few_rows(arch: str, dtype: st
         ("sm_86", "32x7912x30008", "nf4_g64", "float16"),
         ("sm_90", "32x7912x17000", "nf4_g64", "float16"),
         ("sm_120", "32x4840x11224", "int2_g64", "bfloat16"),
+        ("sm_80", "1x4096x14336", "int3_g128", "float16"),
+        ("sm_86", "1x4096x14336", "uint7_g128_z", "bfloat16"),
+        ("gfx1100", "1x4096x8192", "uint7_g128_z", "float16"),
     ],
 )
 def test_what_leaves_few_registers_does_not_spill(arch: str, shape: str, form: str, dtype: str) -> None:

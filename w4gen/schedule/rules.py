@@ -172,7 +172,8 @@ def _lanes(problem: Problem, layout: Layout, arch: Arch) -> Schedule:
     """One row of x: every thread multiplies whole quads of words. Seen best on an H200 over four shapes (docs/kernels.md).
 
     As many rows a program as leave enough programs, and two warps; four where rows are few and long. A codebook is looked up
-    through the registers of one warp. An f16 x can carry the powers of two that make the shortest decoding; bf16 cannot.
+    through the registers of one warp. An f16 x can carry the powers of two that make the shortest decoding; bf16 cannot. Codes in
+    planes are put together of several words, whose registers more than two rows exceed (compiled for every arch, not timed).
     """
     n, k = problem.n, problem.k
     if problem.format.codebook is not None:
@@ -180,6 +181,7 @@ def _lanes(problem: Problem, layout: Layout, arch: Arch) -> Schedule:
     else:
         warps = 4 if n < 8192 and k >= 8192 else 2
         block_n = 8 if n >= 8192 else 4 if n >= 4096 else 2 if n > 512 or problem.activation == PAIRED else 1
+    block_n = min(block_n, 2) if layout.high is not None else block_n
     of_warp = arch.warp * QUAD * layout.narrowest.per_unit
     while warps > 1 and warps // 2 * of_warp >= k:
         warps //= 2
