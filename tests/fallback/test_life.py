@@ -100,8 +100,9 @@ def test_a_layer_without_memory_takes_a_state(how: str, theirs: str) -> None:
     assert same(layer, saved)
 
 
-def test_a_state_of_another_size_is_refused_by_name() -> None:
-    other = w4gen.Linear.from_float(torch.nn.Linear(K, N + 1), "int4_g128")
+@pytest.mark.parametrize("form", ["int4_g128", "uint4_g32_z", "q4_k"])
+def test_a_state_of_another_size_is_refused_by_name(form: str) -> None:
+    other = w4gen.Linear.from_float(torch.nn.Linear(K, N + 1), form)
     with pytest.raises(RuntimeError, match=r"size mismatch for 0.codes: a weight \[33, 256\], where the layer has \[32, 256\]"):
         torch.nn.Sequential(module()).load_state_dict(torch.nn.Sequential(other).state_dict())
 
@@ -126,6 +127,14 @@ def test_what_a_state_lacks_is_named() -> None:
     del state["scale"]
     with pytest.raises(RuntimeError, match=r'Missing key.*"scale"'):
         module(seed=1).load_state_dict(state)
+
+
+def test_what_a_state_of_another_format_lacks_is_named_and_nothing_of_it_is_described() -> None:
+    state, layer = module("uint4_g32_z").state_dict(), module("int4_g128")
+    del state["zero"]
+    with pytest.raises(RuntimeError, match="zero is missing, which a weight in uint4_g32_z has"):
+        layer.load_state_dict(state, strict=False)
+    assert layer.format.label == "int4_g128"
 
 
 @pytest.mark.parametrize("move", ["half", "bfloat16", "double", "float"])

@@ -259,7 +259,7 @@ class Linear(torch.nn.Module):
             given = self._given(state_dict, prefix, errors)
             if given is not None:
                 state_dict.update({prefix + attribute(name): each for name, each in zip(given.names, given.buffers)})
-                state_dict[key] = self.get_extra_state()
+            state_dict[key] = self.get_extra_state()  # where nothing is loaded, what is held goes on to be described
         elif any(prefix + name in state_dict for name in self._names):
             errors.append(f"{key} is missing, which says how {prefix}codes is stored: save the layer's whole state_dict()")
         super()._load_from_state_dict(state_dict, prefix, *rest)
@@ -268,8 +268,10 @@ class Linear(torch.nn.Module):
         """The weight in a state dict, in this layer's layout; one of another format takes the place of the layer's own."""
         form, layout, n, k = _described(state_dict[f"{prefix}_extra_state"])
         names = [prefix + attribute(name) for name in form.parts(n, k)]
-        if not all(name in state_dict for name in names):
-            return None  # PyTorch names what is missing
+        if missing := [name for name in names if name not in state_dict]:
+            if form != self.format:  # else PyTorch names what is missing
+                errors.append(f"{missing[0]} is missing, which a weight in {form.label} has: save the layer's whole state_dict()")
+            return None
         if (n, k) != (self.out_features, self.in_features):
             own = [self.out_features, self.in_features]
             errors.append(f"size mismatch for {prefix}codes: a weight [{n}, {k}], where the layer has {own}")
