@@ -309,6 +309,21 @@ def test_formats_by_pattern_from_the_command_line(tmp_path: Path) -> None:
     assert torch.equal(w4gen.load(tmp_path / "b", torch.float32)(ids).logits, model(ids).logits)
 
 
+def test_groups_are_clipped_where_that_is_asked_for(tmp_path: Path) -> None:
+    model = plain(tmp_path / "a")
+    done = CliRunner().invoke(cli, ["convert", str(tmp_path / "a"), str(tmp_path / "b"), "--format", "int3_g32", "--clip"])
+    assert done.exit_code == 0, done.output
+    as_it_was = model.model.layers[0].mlp.up_proj.weight.detach().clone()
+    w4gen.convert(model, "int3_g32", clip=True)
+    ids = torch.arange(8)[None]
+    assert torch.equal(w4gen.load(tmp_path / "b", torch.float32)(ids).logits, model(ids).logits)
+    clipped, rounded = (w4gen.Weight.from_float(as_it_was, "int3_g32", clip) for clip in (True, False))
+    assert torch.equal(model.model.layers[0].mlp.up_proj.weight.dequantize(), clipped.dequantize())
+    assert (clipped.dequantize() - as_it_was).norm() < (rounded.dequantize() - as_it_was).norm()
+    with pytest.raises(CheckpointError, match="holds other files"):
+        convert(tmp_path / "a", tmp_path / "b", "int3_g32")
+
+
 def test_what_cannot_be_converted_is_known_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain(tmp_path / "a")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10_000))

@@ -107,8 +107,11 @@ def convert(
     include: str | Iterable[str] = (),
     exclude: str | Iterable[str] = (),
     progress: bool = True,
+    clip: bool = False,
 ) -> Report:
     """Replace every `nn.Linear` of `model` that matches by a `w4gen.Linear`, in place, rounding to nearest; say what was done.
+
+    With `clip` groups are cut before, where that leaves less squared error.
 
     Patterns are those of `fnmatch` on the whole name of a layer (`"lm_head"`, `"*.mlp.*"`). A layer is converted if a pattern of
     `include` matches it (none given: every layer) and none of `exclude` does. `format` may be a dict of patterns to formats: the
@@ -131,7 +134,7 @@ def convert(
             skipped.append(Skipped(names[0], reason or "no pattern of formats matches it"))
             continue
         try:
-            converted.append(_replace(model, names, module, form))
+            converted.append(_replace(model, names, module, form, clip))
         except (FormatError, ShapeError) as refused:
             skipped.append(Skipped(names[0], str(refused)))
     every = [name for names in layers for name in names]
@@ -216,9 +219,9 @@ def _sharer(module: torch.nn.Module, names: list[str], holders: dict[object, lis
     return f"its weight is shared with {others[0]}" if others else ""
 
 
-def _replace(model: torch.nn.Module, names: list[str], module: torch.nn.Module, form: Format) -> Converted:
+def _replace(model: torch.nn.Module, names: list[str], module: torch.nn.Module, form: Format, clip: bool) -> Converted:
     """Put a converted layer in the place of `module`. Raises `W4Error` where the format cannot hold the weight."""
-    layer = Linear.from_float(module, form).train(module.training)  # type: ignore[arg-type]
+    layer = Linear.from_float(module, form, clip).train(module.training)  # type: ignore[arg-type]
     before: torch.Tensor = module.weight.detach()  # type: ignore[assignment, operator]
     found = error(layer.weight.dequantize(), before)
     for name in names:

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -25,12 +26,13 @@ def convert(
     format: str | Format | Mapping[str, str | Format] = "int4_g128",
     exclude: str | Iterable[str] = (),
     progress: bool = True,
+    clip: bool = False,
 ) -> dict[str, Format]:
     """Round the linear layers of `source` to a format, or formats by pattern, into the folder `target`; each layer's format.
 
-    Patterns are those of `w4gen.convert`. Headers, shapes and room on the disk are checked before anything is written. A shard is
-    written whole or not at all, and one that is newer than its source is kept, so that a second call goes on where the first was
-    cut off.
+    Patterns, and `clip`, are those of `w4gen.convert`. Headers, shapes and room on the disk are checked before anything is written.
+    A shard is written whole or not at all, and one that is newer than its source is kept, so that a second call goes on where the
+    first was cut off.
     """
     choose, held = by_pattern(format), folder.read(source)
     if held.quantization:
@@ -39,12 +41,13 @@ def convert(
         raise CheckpointError(f"{target}: this is the checkpoint that is read: give another folder to write to")
     forms = _forms(held, choose, patterns(exclude))
     _check_room(held, forms, target)
-    said = {"quant_method": own.NAME, "formats": {name: str(form) for name, form in forms.items()}}
+    said: dict[str, Any] = {"quant_method": own.NAME, "formats": {name: str(form) for name, form in forms.items()}}
+    said |= {"clip": True} if clip else {}
     _begin(target, json.dumps({**held.stated, "quantization_config": said}, indent=1))
     files = sorted({entry.file for entry in held.entries.values()})
     asked = [file for file in files if not _made(target / file.name, file)]
     total = sum(entry.file in asked for entry in held.entries.values())
-    for _ in tracked(_written(held, asked, target, forms), total, "converting", progress):
+    for _ in tracked(_written(held, asked, target, forms, clip), total, "converting", progress):
         pass
     folder.index(target, [target / file.name for file in files])
     for each in source.iterdir():
@@ -102,23 +105,23 @@ def _made(target: Path, file: Path) -> bool:
     return target.exists() and target.stat().st_mtime_ns > file.stat().st_ctime_ns
 
 
-def _written(held: folder.Folder, files: list[Path], target: Path, forms: Mapping[str, Format]) -> Iterator[str]:
+def _written(held: folder.Folder, files: list[Path], target: Path, forms: Mapping[str, Format], clip: bool) -> Iterator[str]:
     """Write the shards that are made of `files`; the name of each tensor once it is done."""
     for file in files:
         tensors = dict[str, torch.Tensor]()
         for name, tensor in held.tensors(name for name, entry in held.entries.items() if entry.file == file):
             form = forms.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
-            tensors |= {name: tensor} if form is None else _rounded(tensor, form, name.removesuffix("weight"), file)
+            tensors |= {name: tensor} if form is None else _rounded(tensor, form, clip, name.removesuffix("weight"), file)
             yield name
         partial = (target / file.name).with_suffix(".partial")
         save_file(tensors, partial, {"format": "pt"})
         partial.rename(target / file.name)
 
 
-def _rounded(tensor: torch.Tensor, form: Format, start: str, file: Path) -> dict[str, torch.Tensor]:
+def _rounded(tensor: torch.Tensor, form: Format, clip: bool, start: str, file: Path) -> dict[str, torch.Tensor]:
     """The tensors of a layer, by their whole names."""
     try:
-        parts = own.write(Weight.from_float(tensor.float(), form))
+        parts = own.write(Weight.from_float(tensor.float(), form, clip))
     except FormatError as error:
         raise CheckpointError(f"{file}: {start}weight: {error}") from error
     return {f"{start}{each}": part for each, part in parts.items()}

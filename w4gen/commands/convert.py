@@ -22,8 +22,9 @@ from w4gen.commands.question import as_json, load_format, tell
     help="A format's name, or FILE.py:NAME; or PATTERN=FORMAT, which may be repeated: the first that matches a layer counts.",
 )
 @click.option("--exclude", multiple=True, help="Layers that stay as they are: a pattern, as lm_head or '*.k_proj'.")
+@click.option("--clip", is_flag=True, help="Cut every group first, where that leaves less squared error.")
 @as_json
-def convert(source: Path, target: Path, formats: tuple[str, ...], exclude: tuple[str, ...], as_json: bool) -> None:
+def convert(source: Path, target: Path, formats: tuple[str, ...], exclude: tuple[str, ...], clip: bool, as_json: bool) -> None:
     """Round the linear layers of the safetensors in IN to a format, into a new folder OUT, which `w4gen.load` reads.
 
     IN is never changed. Where it was cut off, the same command goes on.
@@ -31,7 +32,7 @@ def convert(source: Path, target: Path, formats: tuple[str, ...], exclude: tuple
     from w4gen.checkpoints.convert import convert as run
 
     choose = {pattern or "*": load_format(name) for pattern, _, name in (each.rpartition("=") for each in formats)}
-    done = {name: form.label for name, form in run(source, target, choose, exclude).items()}
+    done = {name: form.label for name, form in run(source, target, choose, exclude, clip=clip).items()}
     if as_json:
         tell({"out": str(target), "layers": done})
         return

@@ -161,13 +161,13 @@ class Linear(torch.nn.Module):
         self._hold(weight)
 
     @classmethod
-    def from_float(cls, linear: torch.nn.Linear, format: str | Format) -> Linear:
-        """Quantize an `nn.Linear` by rounding to nearest; its bias is kept. Raises `ShapeError` where it is quantized."""
+    def from_float(cls, linear: torch.nn.Linear, format: str | Format, clip: bool = False) -> Linear:
+        """Quantize an `nn.Linear` as `Weight.from_float` does; its bias is kept. Raises `ShapeError` where it is quantized."""
         if isinstance(linear, Linear):
             raise ShapeError(
                 f"the layer is quantized already ({linear.format.label}): keep it, or give the layer it was made from"
             )
-        return cls(Weight.from_float(linear.weight.detach(), named(format)), linear.bias)
+        return cls(Weight.from_float(linear.weight.detach(), named(format), clip), linear.bias)
 
     @property
     def weight(self) -> Weight:

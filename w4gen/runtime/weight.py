@@ -40,12 +40,15 @@ class Weight:
     buffers: tuple[torch.Tensor, ...]
 
     @classmethod
-    def from_float(cls, w: torch.Tensor, format: str | Format) -> Weight:
-        """Round `w` float[N, K] to the nearest values of a format. Raises `FormatError` on NaN and infinity."""
+    def from_float(cls, w: torch.Tensor, format: str | Format, clip: bool = False) -> Weight:
+        """Round `w` float[N, K] to the nearest values of a format. Raises `FormatError` on NaN and infinity.
+
+        With `clip` every group is first cut to the share of its largest weight that leaves the least squared error.
+        """
         form = named(format)
         if w.dim() != 2 or not w.is_floating_point() or 0 in w.shape:
             raise ShapeError(f"a weight is a float tensor [N, K], not {w.dtype}{list(w.shape)}")
-        return cls.from_parts(quantize.round_to_nearest(w, form), form)
+        return cls.from_parts(quantize.round_to_nearest(quantize.clipped(w, form) if clip else w, form), form)
 
     @classmethod
     def from_codes(
