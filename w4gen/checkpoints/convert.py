@@ -30,7 +30,7 @@ def convert(
 ) -> dict[str, Format]:
     """Round the linear layers of `source` to a format, or formats by pattern, into the folder `target`; each layer's format.
 
-    Patterns, and `clip`, are those of `w4gen.convert`. Headers, shapes and room on the disk are checked before anything is written.
+    Patterns, and `clip`, are those of `w4gen.convert`. Headers, shapes and room on the disk are checked before any write.
     A shard is written whole or not at all, and one that is newer than its source is kept, so that a second call goes on where the
     first was cut off.
     """
