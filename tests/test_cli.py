@@ -575,9 +575,9 @@ start = time.process_time()
 import w4gen
 print(time.process_time() - start, end=" ")
 import w4gen.cli
-print("torch" in sys.modules, "triton" in sys.modules)
+print("torch" in sys.modules, "triton" in sys.modules, {*w4gen.__all__} <= {*dir(w4gen)})
 """
     told = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout for _ in range(3)]
-    seconds, torch, triton = min(told, key=lambda each: float(each.split()[0])).split()
+    seconds, torch, triton, listed = min(told, key=lambda each: float(each.split()[0])).split()
     assert float(seconds) < 0.2
-    assert (torch, triton) == ("False", "False")
+    assert (torch, triton, listed) == ("False", "False", "True")
