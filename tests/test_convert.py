@@ -213,10 +213,10 @@ def test_a_layer_is_freed_before_the_next_is_converted(monkeypatch: pytest.Monke
     alive = []
     plain = w4gen.Linear.from_float
 
-    def counted(linear: torch.nn.Linear, form: w4gen.Format) -> w4gen.Linear:
+    def counted(linear: torch.nn.Linear, form: w4gen.Format, clip: bool) -> w4gen.Linear:
         gc.collect()
         alive.append(sum(each() is not None for each in weights))
-        return plain(linear, form)
+        return plain(linear, form, clip)
 
     monkeypatch.setattr(w4gen.Linear, "from_float", counted)
     w4gen.convert(model, "int4_g32")
