@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, TypeAlias
 
-from w4gen import cache, pipeline, toolchain
+from w4gen import pipeline, toolchain
 from w4gen.codegen.render import Kernel
 from w4gen.errors import ToolchainError, W4Error
 from w4gen.ir.lower import lower
@@ -40,10 +40,10 @@ class Ask:
     schedule: Schedule | None = None
 
     def kernel(self) -> Kernel:
-        """Its text, stored. Raises `W4Error` where there is none."""
+        """Its text. Raises `W4Error` where there is none."""
         if self.schedule is None:
             return pipeline.compile(self.problem, self.arch)
-        return cache.store(pipeline.made(lower(self.problem), self.schedule, self.arch))
+        return pipeline.made(lower(self.problem), self.schedule, self.arch)
 
     def answer(self) -> dict[str, Any]:
         """Compile it."""

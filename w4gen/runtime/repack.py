@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from w4gen import cache, knobs, toolchain
+from w4gen import knobs, toolchain
 from w4gen.codegen import repack as permute
 from w4gen.codegen.render import Kernel
 from w4gen.errors import W4Error
@@ -82,7 +82,7 @@ def _start(kernel: Kernel, count: int, device: torch.device) -> Callable[..., No
             new = not toolchain.built(kernel, launch.arch_of(device))
             if new and (count < FEW or knobs.JIT.chosen("forbid")):
                 return None
-            STARTS[key] = launch.loaded(cache.store(kernel), kernel.pieces[0], device)
+            STARTS[key] = launch.loaded(kernel, kernel.pieces[0], device)
         except W4Error as error:
             log.warning("codes are repacked by PyTorch, a few times slower: %s", error)
             STARTS[key] = None
