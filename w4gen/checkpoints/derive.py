@@ -61,8 +61,7 @@ def unpack(source: Path, target: Path, progress: bool = True) -> None:
             layer = dialects.layer(held, name)
             formats[name] = str(layer.format)
             ordered.extend([name] * (layer.order is not None))
-            bias = {} if layer.bias is None else {"bias": layer.bias}
-            yield from _of_layer(name, own.write(layer.weight, layer.order) | bias)
+            yield from _of_layer(name, own.write(layer.weight, layer.order, layer.bias))
         yield from held.tensors(name for name in held.entries if name not in taken)
 
     _save(target, held.stated, {"quant_method": own.NAME, "formats": formats, "ordered": ordered}, tensors())

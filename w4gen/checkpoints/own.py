@@ -28,15 +28,15 @@ def claims(quantization: Mapping[str, Any]) -> bool:
     return quantization.get("quant_method") == NAME
 
 
-def write(weight: Weight, order: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
-    """The tensors of a layer, but for its bias."""
+def write(weight: Weight, order: torch.Tensor | None = None, bias: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+    """The tensors of a layer."""
     parts, fixed = weight.parts(), weight.format.tables()
     codes, layout = parts.pop("codes"), layouts.dense(weight.n, weight.k, weight.format.bits)
     padded = torch.nn.functional.pad(codes, (0, layout.size("k") - weight.k))
     words = layouts.pack(layout, padded, torch).reshape(weight.n, -1)[:, : -(-weight.k * weight.format.bits // 32)]
     held = {"weight_packed": words, "weight_shape": torch.tensor([weight.n, weight.k])}
     held |= {_called(part): tensor for part, tensor in parts.items() if part not in fixed}
-    held |= {} if order is None else {"weight_order": order}
+    held |= {name: each for name, each in (("weight_order", order), ("bias", bias)) if each is not None}
     return {each: tensor.contiguous() for each, tensor in held.items()}
 
 

@@ -118,12 +118,11 @@ class W4GenQuantizer(HfQuantizer):  # type: ignore[misc]
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
         """The tensors of w4gen's own files, with all that is not quantized."""
-        layers = {name: module for name, module in model.named_modules() if isinstance(module, Linear)}
+        layers = _layers(model)
         under = tuple(f"{name}." for name in layers)
         state = {key: tensor for key, tensor in model.state_dict().items() if not key.startswith(under)}
         for name, layer in layers.items():
-            held = own.write(layer.weight, layer.order) | ({} if layer.bias is None else {"bias": layer.bias})
-            state |= {f"{name}.{each}": tensor for each, tensor in held.items()}
+            state |= {f"{name}.{each}": tensor for each, tensor in own.write(layer.weight, layer.order, layer.bias).items()}
         _tell(model, self.quantization_config)
         return state, {}
 
@@ -139,9 +138,14 @@ class W4GenQuantizer(HfQuantizer):  # type: ignore[misc]
         return True
 
 
+def _layers(model: Any) -> dict[str, Linear]:
+    """The w4gen layers of a model, by name."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, Linear)}
+
+
 def _tell(model: Any, said: W4GenConfig) -> None:
     """Say the formats of a model's layers as they are now."""
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, Linear)}
+    layers = _layers(model)
     said.formats = {name: str(layer.format) for name, layer in layers.items()}
     said.ordered = [name for name, layer in layers.items() if layer.order is not None]
 
