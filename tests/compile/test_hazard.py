@@ -17,8 +17,7 @@ HAZARDOUS = triton.__version__.startswith("3.6.")
 
 
 def lines(kernel: Kernel) -> list[str]:
-    binary = toolchain.build(kernel, ARCHES["sm_90"])["gemm"]
-    return toolchain.disassemble(binary.files["cubin"]).splitlines()
+    return toolchain.build(kernel, ARCHES["sm_90"])["gemm"].text("sass").splitlines()
 
 
 @pytest.mark.parametrize(

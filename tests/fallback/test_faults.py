@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from workers import made_up
 
 from w4gen import ahead, cache, faults, pipeline, tuned
 from w4gen.api import problem_of
@@ -204,9 +205,7 @@ tune.main(sys.stdin, ahead.answers())
 def test_a_second_run_tunes_what_the_first_gave_up_without_the_candidate_at_fault(
     fresh_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "made_up_trials.py").write_text(WORKER)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(tune, "WORKER", "made_up_trials")
+    made_up(WORKER, tmp_path, monkeypatch)
     caplog.set_level(logging.INFO, "w4gen")
     assert {question.m: row is not None for question, row, _ in everywhere([share()])} == {1: True, 8: False, 16: True}
     assert [each.levelname for each in caplog.records].count("WARNING") == 1

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from workers import made_up
 
 from w4gen.api import problem_of
 from w4gen.bench import tune
@@ -69,9 +70,7 @@ if share.gpu == 2:
 @pytest.fixture
 def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that answer all; that of GPU 1 dies after the first, that of GPU 2 never ends."""
-    (tmp_path / "made_up_worker.py").write_text(WORKER)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(tune, "WORKER", "made_up_worker")
+    made_up(WORKER, tmp_path, monkeypatch)
 
 
 def share(gpu: int, questions: list[Question]) -> Share:

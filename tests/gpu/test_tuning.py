@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from workers import made_up
 
 import w4gen
 from w4gen import cache, toolchain, tuned
 from w4gen.api import problem_of
-from w4gen.bench import tune
 from w4gen.errors import ScheduleError
 from w4gen.ir.lower import lower
 from w4gen.paths import CHECKOUT
@@ -89,9 +89,7 @@ def test_kernels_that_break_the_context_cost_their_question_alone(
     fresh_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The rules' choice traps for one row and writes out of bounds for sixteen; a second run tunes both without it."""
-    (tmp_path / "broken_trials.py").write_text(WORKER)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(tune, "WORKER", "broken_trials")
+    made_up(WORKER, tmp_path, monkeypatch)
     asked = [(problem_of(m=m, n=1024, k=1024), m, 1) for m in (1, 16, 64)]
     found = {question.m: row for question, row, _ in w4gen.tune(asked, 120)}
     assert {m: row is not None for m, row in found.items()} == {1: False, 16: False, 64: True}
