@@ -18,8 +18,9 @@ import torch
 from w4gen.api import parse_shape
 from w4gen.bench.compare import REPEATS, random_weight, sums_in_f32
 from w4gen.bench.contenders import ROUNDS
-from w4gen.bench.facts import facts, write
+from w4gen.bench.facts import facts
 from w4gen.bench.floors import floor
+from w4gen.bench.results import write
 from w4gen.codegen.render import Kernel
 from w4gen.errors import W4Error
 from w4gen.ir.lower import lower

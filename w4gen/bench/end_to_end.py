@@ -23,10 +23,11 @@ import click
 import torch
 
 from w4gen.bench.decoder import Decoder, built, without_kernels
-from w4gen.bench.facts import facts, reason, write
+from w4gen.bench.facts import facts, reason
 from w4gen.bench.floors import floor
 from w4gen.bench.limits import LATE, bounded, ended, share
 from w4gen.bench.replay import captured, kernels
+from w4gen.bench.results import write
 from w4gen.layers import PRESETS
 from w4gen.merging import merge
 from w4gen.models import Report, convert

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import datetime
-import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,9 +33,3 @@ def reason(error: Exception) -> str:
     first, *more = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     told = f"{first} {more[0]}" if first.endswith(":") and more else first
     return f"{type(error).__name__}: {told[:300]}"
-
-
-def write(out: Path, results: dict[str, Any]) -> None:
-    """Write results as JSON."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(results, indent=1) + "\n")

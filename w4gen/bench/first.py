@@ -22,7 +22,8 @@ import torch
 
 from w4gen import ahead, knobs
 from w4gen.api import parse_shape, problem_of
-from w4gen.bench.facts import facts, write
+from w4gen.bench.facts import facts
+from w4gen.bench.results import write
 from w4gen.errors import ToolchainError
 from w4gen.layers import layers, read
 from w4gen.runtime.launch import arch_of

@@ -17,7 +17,8 @@ import click
 import torch
 
 from w4gen.api import parse_shape
-from w4gen.bench.facts import facts, write
+from w4gen.bench.facts import facts
+from w4gen.bench.results import write
 from w4gen.ir.types import dtype as named_dtype
 from w4gen.runtime import eager, launch
 from w4gen.runtime.dtypes import TORCH

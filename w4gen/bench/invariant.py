@@ -16,7 +16,8 @@ import torch
 from w4gen.api import parse_shape
 from w4gen.bench.compare import random_weight
 from w4gen.bench.contenders import ROUNDS
-from w4gen.bench.facts import facts, write
+from w4gen.bench.facts import facts
+from w4gen.bench.results import write
 from w4gen.ir.types import dtype as named_dtype
 from w4gen.runtime.dtypes import OURS, TORCH
 from w4gen.runtime.linear import linear

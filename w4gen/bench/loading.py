@@ -21,7 +21,8 @@ from typing import Any
 
 import torch
 
-from w4gen.bench.facts import facts, write
+from w4gen.bench.facts import facts
+from w4gen.bench.results import write
 from w4gen.checkpoints import derive, folder
 from w4gen.checkpoints.load import load
 from w4gen.formats import named

@@ -27,8 +27,9 @@ from typing import Any
 import torch
 
 from w4gen import quantize
-from w4gen.bench.facts import facts, write
+from w4gen.bench.facts import facts
 from w4gen.bench.quality_report import LONGEST, RESULTS, WINDOW
+from w4gen.bench.results import write
 from w4gen.checkpoints import gguf_model
 from w4gen.formats import named
 from w4gen.ir.types import Format

@@ -27,7 +27,8 @@ import click
 import torch
 
 from w4gen import ahead
-from w4gen.bench.facts import facts, write
+from w4gen.bench.facts import facts
+from w4gen.bench.results import write
 from w4gen.bench.sanitized import CASES, PLANTED, asks
 from w4gen.codegen.render import PRINTERS
 from w4gen.runtime.launch import arch_of

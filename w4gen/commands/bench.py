@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import click
 
 import w4gen
 from w4gen.bench.noise import Change, against, results
+from w4gen.bench.results import write
 from w4gen.commands.question import SHAPE_HELP, as_json, count, detected, load_format, table, tell
 from w4gen.errors import ShapeError, W4Error
 
@@ -74,8 +74,7 @@ def bench(
     else:
         facts = w4gen.compare(layers, some, tokens, forms, kinds, quiet if as_json else click.echo, peers)
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(facts, indent=1) + "\n")
+        write(out, facts)
     if as_json:
         tell(facts)
     if old is not None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
 import w4gen
 from w4gen.api import parse_layer
+from w4gen.bench.results import write
 from w4gen.commands.question import as_json, load_format, numbers, table, tell
 from w4gen.errors import ShapeError
 from w4gen.layers import PRESETS
@@ -39,8 +39,7 @@ def curve(
     more = {"ms": numbers(rows, "m")} if rows else {}
     found = w4gen.curve(asked, format=load_format(format_name), arch=arch, dtype=dtype, **more)
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(found.facts(), indent=1) + "\n")
+        write(out, found.facts())
     if as_json:
         return tell(found.facts())
     note = "" if found.source == "measured" else ": a model's times, which rank and are no measurement"

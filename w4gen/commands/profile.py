@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import click
 
 import w4gen
+from w4gen.bench.results import write
 from w4gen.commands.question import aligned, as_json, detected, load_format, table, tell
 from w4gen.errors import W4Error
 from w4gen.layers import read
@@ -39,8 +39,7 @@ def profile(model: Path, format_name: str, dtype: str, by: str, prompt: int, out
         )
     facts = w4gen.profile(about, load_format(format_name), dtype, by, prompt) | {"model": str(model)}
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(facts, indent=1) + "\n")
+        write(out, facts)
     if as_json:
         tell(facts)
     else:

@@ -11,6 +11,7 @@ import click
 
 import w4gen
 from w4gen.bench.ceilings import GIGA, Ceiling, Model, ceiling, kind_of, measured
+from w4gen.bench.results import write
 from w4gen.commands.question import aligned, as_json, detected, load_format, table, tell
 from w4gen.errors import ArchError, W4Error
 from w4gen.ir.types import DType, Format
@@ -98,8 +99,7 @@ def taken(out: Path | None, quiet: bool) -> dict[str, Any]:
         )
     facts = w4gen.roofline(lambda each: None if quiet else click.echo(f"{each.name:>28} {each.value:10,.2f} {each.unit}"))
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(facts, indent=1) + "\n")
+        write(out, facts)
     return facts
 
 
