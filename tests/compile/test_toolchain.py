@@ -408,13 +408,15 @@ MANY = [
     ("512x1536x1536", "int8_g128", "float16"),
     ("64x4096x14336", "int2_g128", "float16"),
     ("64x8192x28672", "int4_g32", "float16"),
+    ("32x8192x28672", "uint4_g128_z", "float16"),
+    ("64x17920x1536", "uint4_g128_z", "bfloat16"),
     ("128x8192x28672", "uint4_g128_z", "bfloat16"),
 ]
 
 
 @pytest.mark.parametrize(("shape", "form", "dtype"), MANY, ids=label)
 def test_many_rows_on_warps_that_multiply_apart(shape: str, form: str, dtype: str) -> None:
-    """Codes come in wide loads and go to the instruction in the registers they are decoded in; x is all that is copied."""
+    """Words and x are copied, 16 bytes a thread; weights go to the instruction in the registers they are decoded in."""
     kernel = w4gen.compile(shape, form, dtype=dtype, arch="sm_90")
     assert kernel.name == "gemm_wgmma"
     binary = toolchain.build(kernel, ARCHES["sm_90"])["gemm_wgmma"]
@@ -425,12 +427,13 @@ def test_many_rows_on_warps_that_multiply_apart(shape: str, form: str, dtype: st
     rest = sizes["STEPS"] % sizes["AHEAD"]
     assert count(lines, "HGMMA") == schedule.teams * schedule.block_k // 16 * (sizes["AHEAD"] + rest)
     quads = schedule.block_k * format.bits // 256
-    scales = sizes["SCALE_LOADS"] * (sizes["SCALE_WORDS"] == 4)
-    loads = schedule.teams * (quads + scales) * 2 * sizes["AHEAD"]
-    assert count(lines, r"LDG\.\S*\.128\b") == loads, "asked for ahead, and again in the loop"
+    scales = schedule.teams * sizes["SCALE_LOADS"] * (sizes["SCALE_WORDS"] == 4)
+    assert count(lines, r"LDG\.\S*\.128\b") == scales * 2 * sizes["AHEAD"], "asked for ahead, and again in the loop"
     last = max(index for index, line in enumerate(lines) if re.search(r"\bHGMMA", line))
     assert not count(lines[:last], "SHFL|STL|LDL|I2F")
-    assert count(lines, r"LDGSTS\.") == schedule.block_m * schedule.block_k // 1024, "16 bytes of x a thread"
+    x = schedule.block_m * schedule.block_k // 1024
+    words = 2 * quads * schedule.teams  # those of the first step go before x
+    assert count(lines, r"LDGSTS\.") in (x + words, 2 * x + words), "16 bytes a thread; the compiler may part the first step"
     check_that_nothing_writes_what_wgmma_reads(lines)
 
 

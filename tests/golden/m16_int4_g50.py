@@ -1,4 +1,4 @@
-# y[9..16, 40] = x[9..16, 600] @ w[40, 600].T · int4_g50 · f16 · template=gemv block_m=16 block_n=32 block_k=128 unit=mma side=right scale_at=weight zero_at=weight convert_at=register x_at=register split_k=1 sum_at=global warps=4 teams=1 stages=3 maxnreg=0 vector=2 ring=2 overlap=0
+# y[9..16, 40] = x[9..16, 600] @ w[40, 600].T · int4_g50 · f16 · template=gemv block_m=16 block_n=32 block_k=128 unit=mma side=right scale_at=weight zero_at=weight convert_at=register x_at=register w_at=register split_k=1 sum_at=global warps=4 teams=1 stages=3 maxnreg=0 vector=2 ring=2 overlap=0
 # made by: w4gen compile --m 16 --n 40 --k 600 --format int4_g50 --dtype f16 --arch sm_80 --emit py
 import triton
 import triton.language as tl
@@ -50,7 +50,7 @@ def gemv(
 
 
 PROBLEM = "m=9..16 n=40 k=600 format=int4(bits=4,step=1.0,origin=-8.0,group=50,scale=f16) x=f16 y=f16 accumulate=f32 bias=0 layout=n40@2432,k4@32,k8@4,k19@128;4/32"
-SCHEDULE = "template=gemv block_m=16 block_n=32 block_k=128 unit=mma side=right scale_at=weight zero_at=weight convert_at=register x_at=register split_k=1 sum_at=global warps=4 teams=1 stages=3 maxnreg=0 vector=2 ring=2 overlap=0"
+SCHEDULE = "template=gemv block_m=16 block_n=32 block_k=128 unit=mma side=right scale_at=weight zero_at=weight convert_at=register x_at=register w_at=register split_k=1 sum_at=global warps=4 teams=1 stages=3 maxnreg=0 vector=2 ring=2 overlap=0"
 
 if __name__ == "__main__":
     from w4gen.runtime.check import main

@@ -1,4 +1,4 @@
-# y[9..16, 256] = x[9..16, 1536] @ w[256, 1536].T · nf4_g64 · f16 · template=gemv_mma block_m=16 block_n=16 block_k=64 unit=mma side=left scale_at=accumulator zero_at=weight convert_at=register x_at=register split_k=1 sum_at=global warps=4 teams=1 stages=2 maxnreg=168 vector=2 ring=2 overlap=0
+# y[9..16, 256] = x[9..16, 1536] @ w[256, 1536].T · nf4_g64 · f16 · template=gemv_mma block_m=16 block_n=16 block_k=64 unit=mma side=left scale_at=accumulator zero_at=weight convert_at=register x_at=register w_at=register split_k=1 sum_at=global warps=4 teams=1 stages=2 maxnreg=168 vector=2 ring=2 overlap=0
 # made by: w4gen compile --m 16 --n 256 --k 1536 --format nf4_g64 --dtype f16 --arch sm_80 --emit py
 import triton
 from triton.experimental import gluon
@@ -355,7 +355,7 @@ def gemv_mma(
 
 
 PROBLEM = "m=9..16 n=256 k=1536 format=nf4(bits=4,step=1.0,origin=0.0,codebook=[-1.0,-0.6961928009986877,-0.5250730514526367,-0.39491748809814453,-0.28444138169288635,-0.18477343022823334,-0.09105003625154495,0.0,0.07958029955625534,0.16093020141124725,0.24611230194568634,0.33791524171829224,0.44070982933044434,0.5626170039176941,0.7229568362236023,1.0],group=64,scale=f16) x=f16 y=f16 accumulate=f32 bias=0 layout=n8@512,n2@8,n16@98304,k2@4,k4@128,k2@16,k2@32,k2@64,k24@4096;4/32"
-SCHEDULE = "template=gemv_mma block_m=16 block_n=16 block_k=64 unit=mma side=left scale_at=accumulator zero_at=weight convert_at=register x_at=register split_k=1 sum_at=global warps=4 teams=1 stages=2 maxnreg=168 vector=2 ring=2 overlap=0"
+SCHEDULE = "template=gemv_mma block_m=16 block_n=16 block_k=64 unit=mma side=left scale_at=accumulator zero_at=weight convert_at=register x_at=register w_at=register split_k=1 sum_at=global warps=4 teams=1 stages=2 maxnreg=168 vector=2 ring=2 overlap=0"
 
 if __name__ == "__main__":
     from w4gen.runtime.check import main

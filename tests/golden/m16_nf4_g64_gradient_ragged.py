@@ -1,4 +1,4 @@
-# dx[9..16, 1000] = dy[9..16, 37] @ w[37, 1000] · nf4_g64 · f16 · template=dgrad block_m=16 block_n=64 block_k=64 unit=mma side=right scale_at=weight zero_at=weight convert_at=register x_at=register split_k=1 sum_at=global warps=4 teams=1 stages=3 maxnreg=0 vector=2 ring=2 overlap=0
+# dx[9..16, 1000] = dy[9..16, 37] @ w[37, 1000] · nf4_g64 · f16 · template=dgrad block_m=16 block_n=64 block_k=64 unit=mma side=right scale_at=weight zero_at=weight convert_at=register x_at=register w_at=register split_k=1 sum_at=global warps=4 teams=1 stages=3 maxnreg=0 vector=2 ring=2 overlap=0
 # made by: w4gen compile --problem 'm=9..16 n=37 k=1000 format=nf4(bits=4,step=1.0,origin=0.0,codebook=[-1.0,-0.6961928009986877,-0.5250730514526367,-0.39491748809814453,-0.28444138169288635,-0.18477343022823334,-0.09105003625154495,0.0,0.07958029955625534,0.16093020141124725,0.24611230194568634,0.33791524171829224,0.44070982933044434,0.5626170039176941,0.7229568362236023,1.0],group=64,scale=f16) x=f16 y=f16 accumulate=f32 bias=0 gradient=1' --arch portable --emit py
 import triton
 import triton.language as tl
@@ -58,7 +58,7 @@ def dgrad(
 
 
 PROBLEM = "m=9..16 n=37 k=1000 format=nf4(bits=4,step=1.0,origin=0.0,codebook=[-1.0,-0.6961928009986877,-0.5250730514526367,-0.39491748809814453,-0.28444138169288635,-0.18477343022823334,-0.09105003625154495,0.0,0.07958029955625534,0.16093020141124725,0.24611230194568634,0.33791524171829224,0.44070982933044434,0.5626170039176941,0.7229568362236023,1.0],group=64,scale=f16) x=f16 y=f16 accumulate=f32 bias=0 gradient=1 layout=n37@4096,k16@32,k8@4,k8@512;4/32"
-SCHEDULE = "template=dgrad block_m=16 block_n=64 block_k=64 unit=mma side=right scale_at=weight zero_at=weight convert_at=register x_at=register split_k=1 sum_at=global warps=4 teams=1 stages=3 maxnreg=0 vector=2 ring=2 overlap=0"
+SCHEDULE = "template=dgrad block_m=16 block_n=64 block_k=64 unit=mma side=right scale_at=weight zero_at=weight convert_at=register x_at=register w_at=register split_k=1 sum_at=global warps=4 teams=1 stages=3 maxnreg=0 vector=2 ring=2 overlap=0"
 
 if __name__ == "__main__":
     from w4gen.runtime.check import main

@@ -1,4 +1,4 @@
-# y[9..16, 256] = x[9..16, 1536] @ w[256, 1536].T · uint4_g32_m · f16 · template=gemm block_m=16 block_n=64 block_k=64 unit=mma side=left scale_at=weight zero_at=weight convert_at=register x_at=register split_k=4 sum_at=global warps=4 teams=1 stages=3 maxnreg=0 vector=4 ring=2 overlap=0
+# y[9..16, 256] = x[9..16, 1536] @ w[256, 1536].T · uint4_g32_m · f16 · template=gemm block_m=16 block_n=64 block_k=64 unit=mma side=left scale_at=weight zero_at=weight convert_at=register x_at=register w_at=register split_k=4 sum_at=global warps=4 teams=1 stages=3 maxnreg=0 vector=4 ring=2 overlap=0
 # made by: w4gen compile --m 16 --n 256 --k 1536 --format uint4_g32_m --dtype f16 --arch sm_80 --emit py
 import triton
 import triton.language as tl
@@ -75,7 +75,7 @@ def add_parts(
 
 
 PROBLEM = "m=9..16 n=256 k=1536 format=uint4(bits=4,step=1.0,origin=0.0,group=32,scale=f16,zero=f16,zero_mode=minimum) x=f16 y=f16 accumulate=f32 bias=0 layout=n8@512,n2@4,n16@98304,k2@16,k4@128,k2@8,k2@32,k2@64,k24@4096;4/32"
-SCHEDULE = "template=gemm block_m=16 block_n=64 block_k=64 unit=mma side=left scale_at=weight zero_at=weight convert_at=register x_at=register split_k=4 sum_at=global warps=4 teams=1 stages=3 maxnreg=0 vector=4 ring=2 overlap=0"
+SCHEDULE = "template=gemm block_m=16 block_n=64 block_k=64 unit=mma side=left scale_at=weight zero_at=weight convert_at=register x_at=register w_at=register split_k=4 sum_at=global warps=4 teams=1 stages=3 maxnreg=0 vector=4 ring=2 overlap=0"
 
 if __name__ == "__main__":
     from w4gen.runtime.check import main

@@ -1,4 +1,4 @@
-# y[1, 256] = x[1, 1536] @ w[256, 1536].T · int4_g128 · f16 · template=gemv_half block_m=1 block_n=16 block_k=128 unit=halves side=right scale_at=accumulator zero_at=weight convert_at=register x_at=register split_k=3 sum_at=shared warps=4 teams=1 stages=1 maxnreg=0 vector=2 ring=2 overlap=1
+# y[1, 256] = x[1, 1536] @ w[256, 1536].T · int4_g128 · f16 · template=gemv_half block_m=1 block_n=16 block_k=128 unit=halves side=right scale_at=accumulator zero_at=weight convert_at=register x_at=register w_at=register split_k=3 sum_at=shared warps=4 teams=1 stages=1 maxnreg=0 vector=2 ring=2 overlap=1
 # made by: w4gen compile --m 1 --n 256 --k 1536 --format int4_g128 --dtype f16 --arch sm_90 --emit py
 import triton
 from triton.experimental import gluon
@@ -324,7 +324,7 @@ def gemv_half(
 
 
 PROBLEM = "m=1..1 n=256 k=1536 format=int4(bits=4,step=1.0,origin=-8.0,group=128,scale=f16) x=f16 y=f16 accumulate=f32 bias=0 layout=n8@512,n2@4,n16@98304,k2@16,k4@128,k2@8,k2@32,k2@64,k24@4096;4/32"
-SCHEDULE = "template=gemv_half block_m=1 block_n=16 block_k=128 unit=halves side=right scale_at=accumulator zero_at=weight convert_at=register x_at=register split_k=3 sum_at=shared warps=4 teams=1 stages=1 maxnreg=0 vector=2 ring=2 overlap=1"
+SCHEDULE = "template=gemv_half block_m=1 block_n=16 block_k=128 unit=halves side=right scale_at=accumulator zero_at=weight convert_at=register x_at=register w_at=register split_k=3 sum_at=shared warps=4 teams=1 stages=1 maxnreg=0 vector=2 ring=2 overlap=1"
 
 if __name__ == "__main__":
     from w4gen.runtime.check import main

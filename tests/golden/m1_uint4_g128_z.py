@@ -1,4 +1,4 @@
-# y[1, 256] = x[1, 1536] @ w[256, 1536].T · uint4_g128_z · f16 · template=gemv block_m=1 block_n=1 block_k=2048 unit=lanes side=right scale_at=accumulator zero_at=weight convert_at=register x_at=register split_k=1 sum_at=global warps=2 teams=1 stages=1 maxnreg=0 vector=2 ring=2 overlap=0
+# y[1, 256] = x[1, 1536] @ w[256, 1536].T · uint4_g128_z · f16 · template=gemv block_m=1 block_n=1 block_k=2048 unit=lanes side=right scale_at=accumulator zero_at=weight convert_at=register x_at=register w_at=register split_k=1 sum_at=global warps=2 teams=1 stages=1 maxnreg=0 vector=2 ring=2 overlap=0
 # made by: w4gen compile --m 1 --n 256 --k 1536 --format uint4_g128_z --dtype f16 --arch portable --emit py
 import triton
 import triton.language as tl
@@ -55,7 +55,7 @@ def gemv(
 
 
 PROBLEM = "m=1..1 n=256 k=1536 format=uint4(bits=4,step=1.0,origin=0.0,group=128,scale=f16,zero=f16,zero_mode=integer) x=f16 y=f16 accumulate=f32 bias=0 layout=n256@6144,k16@32,k8@4,k12@512;4/32"
-SCHEDULE = "template=gemv block_m=1 block_n=1 block_k=2048 unit=lanes side=right scale_at=accumulator zero_at=weight convert_at=register x_at=register split_k=1 sum_at=global warps=2 teams=1 stages=1 maxnreg=0 vector=2 ring=2 overlap=0"
+SCHEDULE = "template=gemv block_m=1 block_n=1 block_k=2048 unit=lanes side=right scale_at=accumulator zero_at=weight convert_at=register x_at=register w_at=register split_k=1 sum_at=global warps=2 teams=1 stages=1 maxnreg=0 vector=2 ring=2 overlap=0"
 
 if __name__ == "__main__":
     from w4gen.runtime.check import main

@@ -1,4 +1,4 @@
-# y[129..256, 4096] = x[129..256, 4096] @ w[4096, 4096].T · int4_g128 · f16 · template=gemm_wgmma block_m=64 block_n=128 block_k=128 unit=mma side=left scale_at=weight zero_at=weight convert_at=register x_at=shared split_k=1 sum_at=global warps=4 teams=2 stages=4 maxnreg=0 vector=2 ring=6 overlap=1
+# y[129..256, 4096] = x[129..256, 4096] @ w[4096, 4096].T · int4_g128 · f16 · template=gemm_wgmma block_m=64 block_n=128 block_k=128 unit=mma side=left scale_at=weight zero_at=weight convert_at=register x_at=shared w_at=shared split_k=1 sum_at=global warps=4 teams=2 stages=2 maxnreg=0 vector=2 ring=8 overlap=1
 # made by: w4gen compile --problem 'm=129..256 n=4096 k=4096 format=int4(bits=4,step=1.0,origin=-8.0,group=128,scale=f16) x=f16 y=f16 accumulate=f32 bias=0 activation=silu_mul' --arch sm_90 --emit py
 import triton
 from triton.experimental import gluon
@@ -24,8 +24,8 @@ WARPS = gl.constexpr(4)  # warps of a team
 SPLIT = gl.constexpr(1)  # programs that share the steps along k
 WORKERS = gl.constexpr(1)  # the same
 STEPS = gl.constexpr(32)  # steps of a program
-AHEAD = gl.constexpr(4)  # steps whose words are asked for ahead
-RING = gl.constexpr(6)  # steps of x in flight
+AHEAD = gl.constexpr(2)  # steps whose scales are asked for ahead
+RING = gl.constexpr(8)  # steps of words and x in flight
 THREADS = gl.constexpr(32 * WARPS)
 EACH = gl.constexpr(gl.BlockedLayout([1], [32], [WARPS], [0]))  # one element a thread
 DECODE = gl.constexpr("""{
@@ -134,6 +134,7 @@ def fragments_of(words, zeros, full):
     return v0, v1, v2, v3
 
 
+HELD = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))  # words as they are stored
 TILE = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))  # 64 k of a row of x fill 128 bytes
 PRODUCT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BLOCK_M, 16]))
 LEFT = gl.constexpr(gl.DotOperandLayout(0, PRODUCT, 2))
@@ -159,13 +160,11 @@ def halves_of(pair):
 
 
 @gluon.jit
-def step_of(codes, scale_ptr, zero_ptr, first, lane, share, step):
-    """Ask for a step: its words, and the scales and zeros that go with them."""
+def step_of(TEAM: gl.constexpr, scale_ptr, zero_ptr, first, lane, share, step):
+    """Ask for the scales and zeros of a step; its words wait in the ring."""
     words = ()
     scales = ()
     zeros = ()
-    for quad in gl.static_range(QUADS):
-        words = words + (gl.load(codes + ((step * SPLIT * QUADS + quad) * WORDS), cache_modifier=".cg"),)
     for part in gl.static_range(SCALE_LOADS):
         scales = scales + (gl.load(scales_at(scale_ptr, first, lane, share, step, part)),)
     return words, scales, zeros
@@ -198,7 +197,8 @@ def left_of(words, scales, zeros, piece: gl.constexpr):
 
 @gluon.jit
 def rings():
-    """What x waits in, and the barriers of its slots: filled, and drained."""
+    """What x and words wait in, and the barriers of its slots: filled, and drained."""
+    held = gl.allocate_shared_memory(gl.int32, [RING, TEAMS * QUADS * THREADS, 4], HELD)
     ring = gl.allocate_shared_memory(gl.float16, [RING * PIECES, BLOCK_M, 64], TILE)
     filled = gl.allocate_shared_memory(gl.int64, [RING, 1], hopper.mbarrier.MBarrierLayout())
     drained = gl.allocate_shared_memory(gl.int64, [RING, 1], hopper.mbarrier.MBarrierLayout())
@@ -206,23 +206,39 @@ def rings():
         hopper.mbarrier.init(filled.index(slot), count=THREADS)
         hopper.mbarrier.init(drained.index(slot), count=TEAMS)
     hopper.fence_async_shared()
-    return ring, filled, drained
+    return held, ring, filled, drained
 
 
 @gluon.jit
-def bring(x_ptr, ring, filled, drained, m_count):
-    """Copy x into the ring, a step of [BLOCK_M, BLOCK_K] at a time. Rows and k beyond the end become zeros."""
+def bring_words(words, held, slot, step):
+    """Copy the words of a step, 4 KB a team for 128 k."""
+    for quad in gl.static_range(QUADS):
+        for team in gl.static_range(TEAMS):
+            there = words + step * (SPLIT * QUADS * WORDS) + (quad * WORDS + team * (WARPS * ROW_WORDS))
+            hopper.async_copy.async_copy_global_to_shared(held.index(slot).slice((team * QUADS + quad) * THREADS, THREADS), there)
+
+
+@gluon.jit
+def bring(x_ptr, codes_ptr, held, ring, filled, drained, m_count):
+    """Copy x and words into the ring, a step of [BLOCK_M, BLOCK_K] at a time. Rows and k beyond the end become zeros."""
     COPY: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0])
-    ROWS: gl.constexpr = 8 * WARPS  # that a copy brings, twice 16 bytes a thread
+    ROWS: gl.constexpr = BLOCK_M if BLOCK_M < 8 * WARPS else 8 * WARPS  # that a copy brings, 16 bytes a thread at a time
     m = gl.arange(0, ROWS, gl.SliceLayout(1, COPY))[:, None]
+    # what is made of m here is not made before warps part, and spilled
+    m = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [m], dtype=gl.int32, is_pure=False, pack=1)
     k = gl.arange(0, 64, gl.SliceLayout(0, COPY))[None, :]
     share = gl.program_id(2)
     first = gl.program_id(0) * BLOCK_M
     x = x_ptr + first.to(gl.int64) * K + (m * K + k)
+    thread = gl.arange(0, THREADS, EACH)
+    words = words_at(codes_ptr, gl.program_id(1) * (TEAMS * WARPS) + thread // 32, thread % 32, share)
+    bring_words(words, held, 0, 0)  # more would have to be here too before the first step begins
     run("griddepcontrol.wait;")  # weights may be read before the kernel in front ends, x may not
     for step in range(STEPS):
         slot = step % RING
         hopper.mbarrier.wait(drained.index(slot), ((step // RING) & 1) ^ 1)
+        if step > 0:
+            bring_words(words, held, slot, step)
         for piece in gl.static_range(PIECES):
             tile = ring.index(slot * PIECES + piece)
             at = (step * SPLIT + share) * BLOCK_K + piece * 64
@@ -235,22 +251,24 @@ def bring(x_ptr, ring, filled, drained, m_count):
 
 
 @gluon.jit
-def one_step(acc, asked, step, ring, filled, drained, codes, scale_ptr, zero_ptr, first, lane, share):
+def one_step(acc, asked, step, held, ring, filled, drained, TEAM: gl.constexpr, scale_ptr, zero_ptr, first, lane, share):
     """Add the products of a step to the sums, and ask for the words of another.
 
     What the matrix cores read is decoded before they are asked, and nothing is decoded until they are done: a register they read
     is never written while they may.
     """
     words, scales, zeros = asked
+    slot = step % RING
+    hopper.mbarrier.wait(filled.index(slot), (step // RING) & 1)
+    for quad in gl.static_range(QUADS):
+        words = words + (held.index(slot).slice((TEAM * QUADS + quad) * THREADS, THREADS).load(FOUR),)
     left = ()
     for piece in gl.static_range(PIECES):
         left = left + (left_of(words, scales, zeros, piece),)
-    asked = step_of(codes, scale_ptr, zero_ptr, first, lane, share, gl.minimum(step + AHEAD, STEPS - 1))
-    slot = step % RING
-    hopper.mbarrier.wait(filled.index(slot), (step // RING) & 1)
     hopper.fence_async_shared()
     for piece in gl.static_range(PIECES):
         acc = hopper.warpgroup_mma(left[piece], ring.index(slot * PIECES + piece).permute((1, 0)), acc, is_async=True)
+    asked = step_of(TEAM, scale_ptr, zero_ptr, first, lane, share, gl.minimum(step + AHEAD, STEPS - 1))
     done = hopper.warpgroup_mma_wait(0, deps=[acc, left[0], left[1]])
     acc = done[0]
     hopper.mbarrier.arrive(drained.index(slot), count=1)
@@ -258,33 +276,32 @@ def one_step(acc, asked, step, ring, filled, drained, codes, scale_ptr, zero_ptr
 
 
 @gluon.jit
-def sums_of(ring, filled, drained, codes, scale_ptr, zero_ptr, first, lane, share):
+def sums_of(held, ring, filled, drained, TEAM: gl.constexpr, scale_ptr, zero_ptr, first, lane, share):
     """The sums of a team over all steps, a lap at a time: so no register has to move while what is loaded to it is on the way."""
     steps = ()
     for turn in gl.static_range(AHEAD):
-        steps = steps + (step_of(codes, scale_ptr, zero_ptr, first, lane, share, turn),)
+        steps = steps + (step_of(TEAM, scale_ptr, zero_ptr, first, lane, share, turn),)
     acc = gl.zeros([64, BLOCK_M], gl.float32, PRODUCT)
     for lap in range(STEPS // AHEAD):
-        for turn in gl.static_range(AHEAD):
-            step = lap * AHEAD + turn
-            acc, asked = one_step(acc, steps[turn], step, ring, filled, drained, codes, scale_ptr, zero_ptr, first, lane, share)
-            steps = steps[:turn] + (asked,) + steps[turn + 1 :]
+        for i in gl.static_range(AHEAD):
+            step = lap * AHEAD + i
+            acc, asked = one_step(acc, steps[i], step, held, ring, filled, drained, TEAM, scale_ptr, zero_ptr, first, lane, share)
+            steps = steps[:i] + (asked,) + steps[i + 1 :]
     for turn in gl.static_range(STEPS % AHEAD):
         step = STEPS // AHEAD * AHEAD + turn
-        acc, asked = one_step(acc, steps[turn], step, ring, filled, drained, codes, scale_ptr, zero_ptr, first, lane, share)
+        acc, asked = one_step(acc, steps[turn], step, held, ring, filled, drained, TEAM, scale_ptr, zero_ptr, first, lane, share)
     return acc
 
 
 @gluon.jit
-def multiply(ring, filled, drained, out_ptr, codes_ptr, scale_ptr, zero_ptr, bias_ptr, m_count, TEAM: gl.constexpr):
+def multiply(held, ring, filled, drained, out_ptr, scale_ptr, zero_ptr, bias_ptr, m_count, TEAM: gl.constexpr):
     """Multiply 64 outputs with the rows in the ring."""
     thread = gl.arange(0, THREADS, EACH)
     lane = thread % 32
     share = gl.program_id(2)
     row = gl.program_id(1) * TEAMS + TEAM
     first = row * 4 + thread // 32
-    codes = words_at(codes_ptr, first, lane, share)
-    acc = sums_of(ring, filled, drained, codes, scale_ptr, zero_ptr, first, lane, share)
+    acc = sums_of(held, ring, filled, drained, TEAM, scale_ptr, zero_ptr, first, lane, share)
     STORE: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, WARPS], [0, 1])
     start = gl.program_id(0) * BLOCK_M
     column = row * 64 + gl.arange(0, 64, gl.SliceLayout(1, PRODUCT))
@@ -309,25 +326,25 @@ def gemm_wgmma(
 ):
     """Each program computes 64 TEAMS outputs for BLOCK_M rows of x, over every SPLIT-th step along k.
 
-    A team of WARPS warps multiplies 64 outputs; one more brings x.
+    A team of WARPS warps multiplies 64 outputs; one more brings x and words.
     """
     run("griddepcontrol.launch_dependents;")
-    ring, filled, drained = rings()
+    held, ring, filled, drained = rings()
     zero_ptr = scale_ptr  # no zeros
     bias_ptr = scale_ptr  # no bias
     gl.warp_specialize(
         [
-            (multiply, (ring, filled, drained, y_ptr, codes_ptr, scale_ptr, zero_ptr, bias_ptr, m_count, 0)),
-            (multiply, (ring, filled, drained, y_ptr, codes_ptr, scale_ptr, zero_ptr, bias_ptr, m_count, 1)),
-            (bring, (x_ptr, ring, filled, drained, m_count)),
+            (multiply, (held, ring, filled, drained, y_ptr, scale_ptr, zero_ptr, bias_ptr, m_count, 0)),
+            (multiply, (held, ring, filled, drained, y_ptr, scale_ptr, zero_ptr, bias_ptr, m_count, 1)),
+            (bring, (x_ptr, codes_ptr, held, ring, filled, drained, m_count)),
         ],
         [WARPS] * TEAMS,
-        [232, 40],
+        [224, 56],
     )
 
 
 PROBLEM = "m=129..256 n=4096 k=4096 format=int4(bits=4,step=1.0,origin=-8.0,group=128,scale=f16) x=f16 y=f16 accumulate=f32 bias=0 activation=silu_mul layout=n8@512,n2@4,n256@262144,k2@16,k4@128,k2@8,k2@32,k2@64,k64@4096;4/32"
-SCHEDULE = "template=gemm_wgmma block_m=64 block_n=128 block_k=128 unit=mma side=left scale_at=weight zero_at=weight convert_at=register x_at=shared split_k=1 sum_at=global warps=4 teams=2 stages=4 maxnreg=0 vector=2 ring=6 overlap=1"
+SCHEDULE = "template=gemm_wgmma block_m=64 block_n=128 block_k=128 unit=mma side=left scale_at=weight zero_at=weight convert_at=register x_at=shared w_at=shared split_k=1 sum_at=global warps=4 teams=2 stages=2 maxnreg=0 vector=2 ring=8 overlap=1"
 
 if __name__ == "__main__":
     from w4gen.runtime.check import main

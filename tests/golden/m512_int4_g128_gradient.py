@@ -1,4 +1,4 @@
-# dx[257..512, 1536] = dy[257..512, 256] @ w[256, 1536] · int4_g128 · f16 · template=dgrad_wgmma block_m=64 block_n=128 block_k=128 unit=mma side=left scale_at=weight zero_at=weight convert_at=register x_at=shared split_k=1 sum_at=global warps=4 teams=2 stages=2 maxnreg=0 vector=2 ring=6 overlap=1
+# dx[257..512, 1536] = dy[257..512, 256] @ w[256, 1536] · int4_g128 · f16 · template=dgrad_wgmma block_m=64 block_n=128 block_k=128 unit=mma side=left scale_at=weight zero_at=weight convert_at=register x_at=shared w_at=register split_k=1 sum_at=global warps=4 teams=2 stages=2 maxnreg=0 vector=2 ring=6 overlap=1
 # made by: w4gen compile --problem 'm=257..512 n=256 k=1536 format=int4(bits=4,step=1.0,origin=-8.0,group=128,scale=f16) x=f16 y=f16 accumulate=f32 bias=0 gradient=1' --arch sm_90 --emit py
 import triton
 from triton.experimental import gluon
@@ -151,8 +151,10 @@ def rings():
 def bring(x_ptr, ring, filled, drained, m_count):
     """Copy x into the ring, a step of [BLOCK_M, BLOCK_N] at a time. Rows and n beyond the end become zeros."""
     COPY: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0])
-    ROWS: gl.constexpr = 8 * WARPS  # that a copy brings, twice 16 bytes a thread
+    ROWS: gl.constexpr = BLOCK_M if BLOCK_M < 8 * WARPS else 8 * WARPS  # that a copy brings, 16 bytes a thread at a time
     m = gl.arange(0, ROWS, gl.SliceLayout(1, COPY))[:, None]
+    # what is made of m here is not made before warps part, and spilled
+    m = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [m], dtype=gl.int32, is_pure=False, pack=1)
     n = gl.arange(0, 64, gl.SliceLayout(0, COPY))[None, :]
     share = gl.program_id(2)
     first = gl.program_id(0) * BLOCK_M
@@ -180,15 +182,15 @@ def one_step(acc, asked, step, ring, filled, drained, codes, scale_ptr, zero_ptr
     is never written while they may.
     """
     words, scales, zeros = asked
+    slot = step % RING
+    hopper.mbarrier.wait(filled.index(slot), (step // RING) & 1)
     left = ()
     for piece in gl.static_range(PIECES):
         left = left + (left_of(words, scales, zeros, piece),)
-    asked = step_of(codes, scale_ptr, zero_ptr, first, lane, share, gl.minimum(step + AHEAD, STEPS - 1))
-    slot = step % RING
-    hopper.mbarrier.wait(filled.index(slot), (step // RING) & 1)
     hopper.fence_async_shared()
     for piece in gl.static_range(PIECES):
         acc = hopper.warpgroup_mma(left[piece], ring.index(slot * PIECES + piece).permute((1, 0)), acc, is_async=True)
+    asked = step_of(codes, scale_ptr, zero_ptr, first, lane, share, gl.minimum(step + AHEAD, STEPS - 1))
     done = hopper.warpgroup_mma_wait(0, deps=[acc, left[0], left[1]])
     acc = done[0]
     hopper.mbarrier.arrive(drained.index(slot), count=1)
@@ -203,10 +205,10 @@ def sums_of(ring, filled, drained, codes, scale_ptr, zero_ptr, first, lane, shar
         steps = steps + (step_of(codes, scale_ptr, zero_ptr, first, lane, share, turn),)
     acc = gl.zeros([64, BLOCK_M], gl.float32, PRODUCT)
     for lap in range(STEPS // AHEAD):
-        for turn in gl.static_range(AHEAD):
-            step = lap * AHEAD + turn
-            acc, asked = one_step(acc, steps[turn], step, ring, filled, drained, codes, scale_ptr, zero_ptr, first, lane, share)
-            steps = steps[:turn] + (asked,) + steps[turn + 1 :]
+        for i in gl.static_range(AHEAD):
+            step = lap * AHEAD + i
+            acc, asked = one_step(acc, steps[i], step, ring, filled, drained, codes, scale_ptr, zero_ptr, first, lane, share)
+            steps = steps[:i] + (asked,) + steps[i + 1 :]
     for turn in gl.static_range(STEPS % AHEAD):
         step = STEPS // AHEAD * AHEAD + turn
         acc, asked = one_step(acc, steps[turn], step, ring, filled, drained, codes, scale_ptr, zero_ptr, first, lane, share)
@@ -254,12 +256,12 @@ def dgrad_wgmma(
             (bring, (x_ptr, ring, filled, drained, m_count)),
         ],
         [WARPS] * TEAMS,
-        [232, 40],
+        [224, 56],
     )
 
 
 PROBLEM = "m=257..512 n=256 k=1536 format=int4(bits=4,step=1.0,origin=-8.0,group=128,scale=f16) x=f16 y=f16 accumulate=f32 bias=0 gradient=1 layout=n8@512,n2@4,n16@98304,k2@16,k4@128,k2@8,k2@32,k2@64,k24@4096;4/32"
-SCHEDULE = "template=dgrad_wgmma block_m=64 block_n=128 block_k=128 unit=mma side=left scale_at=weight zero_at=weight convert_at=register x_at=shared split_k=1 sum_at=global warps=4 teams=2 stages=2 maxnreg=0 vector=2 ring=6 overlap=1"
+SCHEDULE = "template=dgrad_wgmma block_m=64 block_n=128 block_k=128 unit=mma side=left scale_at=weight zero_at=weight convert_at=register x_at=shared w_at=register split_k=1 sum_at=global warps=4 teams=2 stages=2 maxnreg=0 vector=2 ring=6 overlap=1"
 
 if __name__ == "__main__":
     from w4gen.runtime.check import main

@@ -1,4 +1,4 @@
-# y[33..64, 4096] = x[33..64, 4096] @ w[4096, 4096].T · int4_g128 · f16 · template=gemm block_m=64 block_n=128 block_k=128 unit=mma side=left scale_at=accumulator zero_at=weight convert_at=register x_at=register split_k=4 sum_at=global warps=8 teams=1 stages=3 maxnreg=0 vector=2 ring=2 overlap=1
+# y[33..64, 4096] = x[33..64, 4096] @ w[4096, 4096].T · int4_g128 · f16 · template=gemm block_m=64 block_n=128 block_k=128 unit=mma side=left scale_at=accumulator zero_at=weight convert_at=register x_at=register w_at=register split_k=4 sum_at=global warps=8 teams=1 stages=3 maxnreg=0 vector=2 ring=2 overlap=1
 # made by: w4gen compile --m 64 --n 4096 --k 4096 --format int4_g128 --dtype f16 --arch sm_90 --emit py
 import triton
 import triton.language as tl
@@ -82,7 +82,7 @@ def add_parts(
 
 
 PROBLEM = "m=33..64 n=4096 k=4096 format=int4(bits=4,step=1.0,origin=-8.0,group=128,scale=f16) x=f16 y=f16 accumulate=f32 bias=0 layout=n8@512,n2@4,n256@262144,k2@16,k4@128,k2@8,k2@32,k2@64,k64@4096;4/32"
-SCHEDULE = "template=gemm block_m=64 block_n=128 block_k=128 unit=mma side=left scale_at=accumulator zero_at=weight convert_at=register x_at=register split_k=4 sum_at=global warps=8 teams=1 stages=3 maxnreg=0 vector=2 ring=2 overlap=1"
+SCHEDULE = "template=gemm block_m=64 block_n=128 block_k=128 unit=mma side=left scale_at=accumulator zero_at=weight convert_at=register x_at=register w_at=register split_k=4 sum_at=global warps=8 teams=1 stages=3 maxnreg=0 vector=2 ring=2 overlap=1"
 
 if __name__ == "__main__":
     from w4gen.runtime.check import main

@@ -1,4 +1,4 @@
-# y[2..8, 8192] = x[2..8, 28672] @ w[8192, 28672].T · nvfp4_g16_e4m3 · f16 · template=gemv_mma block_m=8 block_n=32 block_k=64 unit=mma side=left scale_at=accumulator zero_at=weight convert_at=register x_at=register split_k=1 sum_at=global warps=8 teams=1 stages=2 maxnreg=0 vector=2 ring=6 overlap=1
+# y[2..8, 8192] = x[2..8, 28672] @ w[8192, 28672].T · nvfp4_g16_e4m3 · f16 · template=gemv_mma block_m=8 block_n=32 block_k=64 unit=mma side=left scale_at=accumulator zero_at=weight convert_at=register x_at=register w_at=register split_k=1 sum_at=global warps=8 teams=1 stages=2 maxnreg=0 vector=2 ring=6 overlap=1
 # made by: w4gen compile --m 8 --n 8192 --k 28672 --format nvfp4_g16_e4m3 --dtype f16 --arch sm_90 --emit py
 import triton
 from triton.experimental import gluon
@@ -317,7 +317,7 @@ def gemv_mma(
 
 
 PROBLEM = "m=2..8 n=8192 k=28672 format=nvfp4(bits=4,step=1.0,origin=0.0,group=16,scale=e4m3(bits=8,step=1.0,origin=0.0,group=-1,scale=f32,minifloat=e4m3,flat=True),minifloat=e2m1) x=f16 y=f16 accumulate=f32 bias=0 layout=n8@512,n2@4,n512@1835008,k2@16,k4@128,k2@8,k2@32,k2@64,k448@4096;4/32"
-SCHEDULE = "template=gemv_mma block_m=8 block_n=32 block_k=64 unit=mma side=left scale_at=accumulator zero_at=weight convert_at=register x_at=register split_k=1 sum_at=global warps=8 teams=1 stages=2 maxnreg=0 vector=2 ring=6 overlap=1"
+SCHEDULE = "template=gemv_mma block_m=8 block_n=32 block_k=64 unit=mma side=left scale_at=accumulator zero_at=weight convert_at=register x_at=register w_at=register split_k=1 sum_at=global warps=8 teams=1 stages=2 maxnreg=0 vector=2 ring=6 overlap=1"
 
 if __name__ == "__main__":
     from w4gen.runtime.check import main

@@ -115,9 +115,10 @@ MANY = Schedule(
     side="left",
     scale_at="weight",
     x_at="shared",
+    w_at="shared",
     teams=2,
     stages=2,
-    ring=6,
+    ring=5,
     overlap=1,
 )
 DY = {"m": (129, 256), "gradient": True}
@@ -137,7 +138,7 @@ QUESTIONS: dict[str, tuple[str, dict[str, object], Schedule | None]] = {
     "half, no cluster": ("gemv_half", {}, replace(FAST_HALF, split_k=1, sum_at="global")),
     "many": ("gemm_wgmma", {"m": (65, 128), "bias": True}, MANY),
     "many in parts": ("gemm_wgmma", {"m": (65, 128), "bias": True}, replace(MANY, split_k=2)),
-    "turned": ("dgrad_wgmma", DY | {"format": named("uint4_g128_z")}, replace(MANY, template="dgrad_wgmma")),
+    "turned": ("dgrad_wgmma", DY | {"format": named("uint4_g128_z")}, replace(MANY, template="dgrad_wgmma", w_at="register")),
 }
 CALLS = {
     ("gemv", '{{ load("x") }}'): "x.tile",
@@ -852,7 +853,7 @@ PIECES = {
     ("dequant", (129, 2**31 - 1)): [("dequant", (("k", 512), ("n", 4)))],
     ("gemv_mma", (2, 8)): [("gemv_mma", (("n", 16), ("m", 8)))],
     ("gemv_half", (1, 1)): [("gemv_half", (("n", 16),))],
-    ("gemm_wgmma", (65, 128)): [("gemm_wgmma", (("m", 64), ("n", 128), ("part", 1))), ("add_parts", (("y", 1024),))],
+    ("gemm_wgmma", (65, 128)): [("gemm_wgmma", (("m", 32), ("n", 128), ("part", 1))), ("add_parts", (("y", 1024),))],
 }
 HOME = {"gemv": PORTABLE, "gemm": PLAIN, "dequant": PORTABLE, "gemv_mma": SM_90, "gemv_half": SM_90, "gemm_wgmma": SM_90}
 
@@ -1017,7 +1018,7 @@ def test_a_lane_loads_the_scales_of_its_own_outputs(name: str, k: int, block_k: 
 
 
 LONG = [
-    ("nvfp4", 8, 28672, 8192), ("mxfp4", 16, 28672, 8192), ("mxfp8", 8, 8192, 28672), ("int4_g32", 32, 28672, 8192),
+    ("nvfp4", 8, 28672, 8192), ("mxfp4", 16, 28672, 8192), ("mxfp8", 8, 8192, 28672), ("mxfp4", 32, 28672, 8192),
     ("e2m1_g64", 8, 28672, 8192), ("nf4_g64", 16, 28672, 8192), ("uint4_g128_z", 16, 28672, 8192), ("int4_row", 8, 2**17, 64),
     ("int4_g256_f32", 8, 2**17, 64),
 ]  # fmt: skip

@@ -102,11 +102,12 @@ def test_few_programs_leave_most_of_a_gpu_idle() -> None:
 
 
 def test_an_sm_holds_what_its_threads_registers_and_shared_memory_allow() -> None:
-    assert residents(replace(GEMM, warps=4), H200, 2) == 4  # 128 registers for each of 128 threads
-    assert residents(replace(GEMM, warps=4, maxnreg=64), H200, 2) == 8
-    assert residents(replace(GEMM, warps=16, maxnreg=32), H200, 2) == 4
-    assert residents(replace(GEMM, block_m=64, block_k=512, stages=3), H200, 2) == 1  # 192 KB of x
-    assert residents(replace(GEMM, warps=4), ARCHES["gfx942"], 2) == 2  # warps of 64
+    f16 = problem_of(m=16, n=4096, k=4096)
+    assert residents(replace(GEMM, warps=4), H200, f16) == 4  # 128 registers for each of 128 threads
+    assert residents(replace(GEMM, warps=4, maxnreg=64), H200, f16) == 8
+    assert residents(replace(GEMM, warps=16, maxnreg=32), H200, f16) == 4
+    assert residents(replace(GEMM, block_m=64, block_k=512, stages=3), H200, f16) == 1  # 192 KB of x
+    assert residents(replace(GEMM, warps=4), ARCHES["gfx942"], f16) == 2  # warps of 64
 
 
 def test_each_ceiling_can_be_the_one_that_is_hit() -> None:
@@ -125,7 +126,10 @@ def measured() -> list[tuple[float, float]]:
             dtype = {"f16": "float16", "bf16": "bfloat16"}[row["dtype"]]
             asked = {"m": row["m"], "n": row["n"], "k": row["k"], "format": row["format"], "dtype_name": dtype}
             asked["gradient"] = row.get("gradient", False)
-            found.append((row["us"], prediction(Schedule.parse(row["schedule"]), **asked).us))
+            schedule = Schedule.parse(row["schedule"])
+            if schedule.template == "gemm_wgmma":  # rows from before words waited in the ring do not say where they do
+                schedule = replace(schedule, w_at="shared")
+            found.append((row["us"], prediction(schedule, **asked).us))
     return found
 
 
@@ -146,7 +150,7 @@ def test_explain_shows_candidates_and_why_they_lost() -> None:
     assert own["us"] > 0
     assert {"us", "bound_by", "why"} <= set(own)
     assert any("times the one taken" in each["why"] for each in others)
-    assert any(each["why"].startswith("refused: x takes") for each in others)
+    assert any(each["why"].startswith("refused: what is in flight takes") for each in others)
     assert 0 < facts["legal"] < facts["tried"]
     done = CliRunner().invoke(cli, ["explain", "--shape", "8x4096x4096", "--arch", "sm_90", "--all", "--json"])
     every = json.loads(done.output)["candidates"]

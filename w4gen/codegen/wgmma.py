@@ -1,4 +1,4 @@
-"""Printer of the template for many rows of x: wgmma, by warps that multiply and warps that bring x."""
+"""Printer of the template for many rows of x: wgmma, by warps that multiply and warps that bring x and words."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from w4gen.schedule.schedule import Schedule
 
 
 class WgmmaPrinter(SumsPrinter, GluonPrinter):
-    """Printer of gemm_wgmma: weights decoded and scaled in registers, as the left operand; x in shared memory."""
+    """Printer of gemm_wgmma: words and x wait in shared memory; weights are decoded in registers, as the left operand."""
 
     UNITS = (("mma", "left"),)
     DOT = Dot(("k",), "mma", "left")
@@ -52,6 +52,11 @@ class WgmmaPrinter(SumsPrinter, GluonPrinter):
             raise TemplateError(f"gemm_wgmma takes one zero in a step of {self.step_k} k, not for {self.span}: shorten the step")
 
     @property
+    def held(self) -> bool:
+        """Whether words wait in the ring, beside x."""
+        return self.program.tile("w.tile").space is Space.SHARED
+
+    @property
     def span(self) -> int:
         """Inputs under one scale."""
         return padded_group(self.program.problem, self.order.layout)
@@ -69,7 +74,8 @@ class WgmmaPrinter(SumsPrinter, GluonPrinter):
     @property
     def registers(self) -> list[int]:
         """Registers a thread of each further group of warps: those that bring x need few, and give theirs away."""
-        teams, bring = int(self.schedule.teams), 72 if self.blocks["m"] > 128 else 32 if self.schedule.teams > 2 else 40
+        teams, alone = int(self.schedule.teams), not self.schedule.maxnreg
+        bring = 80 if self.blocks["m"] > 128 else 32 if teams > 2 else 56 if alone else 40
         average = int(self.schedule.maxnreg) or self.REGISTERS // (teams + 1) // 8 * 8
         multiply = (average * (teams + 1) - bring) // teams // 8 * 8
         return [multiply] * (teams - 1) + [bring]
@@ -84,6 +90,9 @@ class WgmmaPrinter(SumsPrinter, GluonPrinter):
             "finish": self.finish,
             "along": self.ALONG,
             "in_pairs": self.in_pairs,
+            "held": self.held,
+            "rings": "held, ring, filled, drained" if self.held else "ring, filled, drained",
+            "words": "TEAM" if self.held else "codes",
         }
 
     def constants(self) -> str:
@@ -106,8 +115,8 @@ class WgmmaPrinter(SumsPrinter, GluonPrinter):
             ("SPLIT", self.workers, "programs that share the steps along k"),
             ("WORKERS", self.workers, "the same"),
             ("STEPS", self.turns, "steps of a program"),
-            ("AHEAD", min(int(self.schedule.stages), self.turns), "steps whose words are asked for ahead"),
-            ("RING", self.schedule.ring, "steps of x in flight"),
+            ("AHEAD", min(int(self.schedule.stages), self.turns), "steps whose scales are asked for ahead"),
+            ("RING", self.schedule.ring, "steps of words and x in flight"),
         ]
         return constants(rows, "gl")
 
@@ -156,10 +165,9 @@ class WgmmaPrinter(SumsPrinter, GluonPrinter):
     def store(self) -> str:
         """Add the bias, apply the activation, round and write; or write the partial sums."""
         lines, value, place = [], "acc", "(share.to(gl.int64) * m_count + start)"
-        wide, layout = "N", "STORE"
+        wide, layout = "N", "PRODUCT" if "parts" in self.program.graph else "STORE"  # 32 bytes of f32 lie together in a product
         if "parts" not in self.program.graph:
-            lines, value, place = self.ended(), f"acc.to({self.kind})", "start.to(gl.int64)"
-        value = f"gl.convert_layout({value}, STORE)"
+            lines, value, place = self.ended(), f"gl.convert_layout(acc.to({self.kind}), STORE)", "start.to(gl.int64)"
         if self.in_pairs:
             wide, layout = "(N // 2)", "PAIRS"
             lines.append(f"y, _ = gl.split({value}.reshape([32, 2, BLOCK_M]).permute([0, 2, 1]))")
@@ -191,7 +199,7 @@ class WgmmaPrinter(SumsPrinter, GluonPrinter):
 
     def written_to(self, axis: str, part: str, size: str, place: str, value: str, layout: str = "STORE") -> list[str]:
         """Lines that write a team's values, 64 (or of pairs 32) by BLOCK_M, to rows of y."""
-        each = 64 if layout == "STORE" else 32
+        each = 32 if layout == "PAIRS" else 64
         return [
             f"{axis} = {part} * {each} + gl.arange(0, {each}, gl.SliceLayout(1, {layout}))[:, None]",
             f"m = gl.arange(0, BLOCK_M, gl.SliceLayout(0, {layout}))[None, :]",

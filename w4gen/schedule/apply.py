@@ -77,7 +77,7 @@ def _gradient(program: Program, schedule: Schedule, layout: Layout) -> Program:
     program = scales.place_scale(program, schedule.unit, schedule.side, schedule.scale_at, 0.0, ("n",))
     if rewrite.padded_group(program.problem, layout) % schedule.block_k == 0:
         program = scales.share(program)
-    places = Space(schedule.sum_at), Space(schedule.x_at)
+    places = Space(schedule.sum_at), Space(schedule.x_at), Space(schedule.w_at)
     return rewrite.tile(program, "n", schedule.block_n, schedule.block_k, schedule.block_m, at=places, across="k")
 
 
@@ -102,7 +102,7 @@ def _in_blocks(program: Program, schedule: Schedule, layout: Layout, how: Decode
             "need as many each: take a divisor"
         )
     program = scales.place_scale(program, schedule.unit, schedule.side, schedule.scale_at, how.left_out, ("k",))
-    places = Space(schedule.sum_at), Space(schedule.x_at)
+    places = Space(schedule.sum_at), Space(schedule.x_at), Space(schedule.w_at)
     program = rewrite.tile(program, "k", size_k, schedule.block_n, schedule.block_m, schedule.split_k, places)
     return hoist(program) if schedule.template == "gemv_mma" else program
 
@@ -142,6 +142,10 @@ def _agree(problem: Problem, schedule: Schedule) -> None:
         (
             schedule.x_at == "shared" and schedule.side != "left",
             f"x_at=shared with side={schedule.side}: x waits in shared memory where w is the left operand",
+        ),
+        (
+            (schedule.w_at == "shared") != (schedule.template == "gemm_wgmma"),
+            f"w_at={schedule.w_at}: words wait in shared memory for gemm_wgmma, and for no other template",
         ),
         (unit != "mma" and schedule.side == "left", f"side=left with unit={unit}: only a matrix instruction has sides"),
         (

@@ -125,10 +125,11 @@ def predicted(program: Program, schedule: Schedule, arch: Arch, m: int) -> Predi
     width = problem.x.bits // 8
     columns = -(-problem.k // schedule.block_k) if dense else schedule.split_k * -(-m // schedule.block_m)
     programs = columns * (-(-problem.k // schedule.block_k) if problem.gradient else -(-problem.n // schedule.block_n))
-    resident = residents(schedule, arch, width)
+    resident = residents(schedule, arch, problem)
     each, waves = programs / arch.sms, programs / arch.sms / resident
     busy = waves / ceil(waves) if waves > 1 else each / ceil(each)
-    asked = schedule.block_n * schedule.block_k * problem.format.bits // 8 * schedule.stages
+    ahead = schedule.ring if schedule.w_at == "shared" else schedule.stages
+    asked = schedule.block_n * schedule.block_k * problem.format.bits // 8 * ahead
     flying = min(each, resident) * asked * (schedule.warps if schedule.unit != "lanes" and schedule.template != "gemm" else 1)
     needed = arch.bandwidth_gbs * 1e3 * LATENCY_US / arch.sms
     again = 0 if dense else programs * min(m, schedule.block_m) * problem.inputs // schedule.split_k * width
@@ -143,22 +144,24 @@ def predicted(program: Program, schedule: Schedule, arch: Arch, m: int) -> Predi
     return Prediction(start + max(ceilings.values()), ceilings, resident, waves, busy)
 
 
-def residents(schedule: Schedule, arch: Arch, width: int) -> int:
+def residents(schedule: Schedule, arch: Arch, problem: Problem) -> int:
     """Programs that an SM holds at once, by threads, registers (as many as are allowed or usual) and shared memory."""
     threads = schedule.warps * (schedule.teams + (schedule.teams > 1)) * arch.warp  # teams have one more, which brings x
     registers = schedule.maxnreg or min(arch.registers, 168 if schedule.teams > 1 else 128)
-    shared = max(1, declared(schedule, width))
+    shared = max(1, declared(schedule, problem))
     return max(1, min(THREADS // threads, REGISTERS // (threads * registers), arch.shared_bytes // shared))
 
 
-def declared(schedule: Schedule, width: int) -> int:
-    """Bytes of shared memory that x takes in a program: a ring of each warp, or the stages of a block; `width` bytes each."""
+def declared(schedule: Schedule, problem: Problem) -> int:
+    """Bytes of shared memory of what is in flight in a program, x and words: a ring of each warp, or the stages of a block."""
+    width = problem.x.bits // 8
     if schedule.unit == "lanes" or schedule.unit == "vendor":
         return 0
     if schedule.template == "gemv_mma":
         return schedule.ring * schedule.warps * schedule.block_m * 64 * width
+    held = schedule.block_n * schedule.block_k * problem.format.bits // 8 if schedule.w_at == "shared" else 0
     if schedule.x_at == "shared":
-        return schedule.ring * schedule.block_m * schedule.block_k * width
+        return schedule.ring * (schedule.block_m * schedule.block_k * width + held)
     if schedule.template == "dgrad":  # the decoded tile of the weight too
         return (schedule.stages * schedule.block_m + schedule.block_k) * schedule.block_n * width
     return schedule.stages * schedule.block_m * schedule.block_k * width

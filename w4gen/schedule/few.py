@@ -16,6 +16,9 @@ from w4gen.schedule.stored import steps
 SHARED = 48 * 1024
 """Bytes of shared memory that a program may declare in its text; what Triton allocates comes on top."""
 
+SMALL = 2**22
+"""Weights of a layer at most, where each program of 16 outputs may read all of 32 rows of x."""
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -81,7 +84,7 @@ def _too_wide(problem: Problem, step: Step) -> bool:
     """Whether each program would read too much of x: gemm reads it once for more outputs."""
     n, k, m = problem.n, problem.k, problem.m[1]
     long = k > (4096 if step.k == 128 else 8192)
-    return m > 32 or (_plain(problem.format, step) and ((m > 8 and long) or (m > 16 and n * k > 2**22)))
+    return m > 32 or (_plain(problem.format, step) and ((m > 8 and long) or (m > 16 and n * k > SMALL)))
 
 
 def _on_matrix_cores(problem: Problem, layout: Layout, arch: Arch, step: Step) -> Schedule:

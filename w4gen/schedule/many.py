@@ -8,28 +8,37 @@ from w4gen.ir.layout import Layout
 from w4gen.ir.problem import PAIRED, Problem
 from w4gen.ir.types import BF16, F16, F32, Format
 from w4gen.schedule.arch import GRID, Arch
+from w4gen.schedule.few import SMALL
 from w4gen.schedule.rewrite import padded_group
 from w4gen.schedule.schedule import Schedule
 from w4gen.schedule.stored import readable, steps
 
-WGMMA = range(33, 2049)
+WGMMA = range(17, 2049)
 """The M for which gemm_wgmma may be: above, the vendor's matmul makes up for the time of dequantizing."""
+
+FUSED = 128
+"""The largest M for which gemm, decoding inside the multiplication, is predicted faster than dequantizing first."""
 
 SCALES = {F16: (F16,), BF16: (BF16, F16, F32)}
 """The types of scales that pairs of x's type multiply: as they are, or as a sum of two."""
 
+STEP = {(2, 32): 0.42, (2, 64): 0.5, (2, 128): 0.72, (2, 256): 1.22, (4, 32): 0.65, (4, 64): 0.85, (4, 128): 1.28}
+"""Microseconds of 128 k of gemm_wgmma where a program has an SM alone, by teams and rows of x. Seen on an H200."""
 
-BOUND = {(2, 64, 1): 0.52, (2, 64, 2): 0.94, (4, 64, 1): 0.92}
-"""Microseconds of a step of gemm_wgmma, where what it brings and decodes bounds it: by teams, rows of x, programs on an SM."""
+SHARED = {32: 0.76, 64: 0.96}
+"""The same where two programs of two teams share an SM."""
 
-START = {64: 3.0, 128: 5.5, 256: 5.5}
-"""Microseconds in which a program with so many rows of x starts and stores."""
+START = {(2, 32): 2.7, (2, 64): 3.0, (2, 128): 3.5, (2, 256): 4.5, (4, 32): 4.6, (4, 64): 4.6, (4, 128): 5.6}
+"""Microseconds in which a program starts and stores."""
 
-AHEAD = {64: 4, 128: 3, 256: 1}
-"""Steps whose words two teams ask for ahead where a program has an SM alone, by rows of x."""
+AHEAD = 2
+"""Steps whose scales are asked for ahead: a step waits for what was asked before it."""
 
-RING = {(2, 64): 6, (2, 128): 6, (2, 256): 3, (4, 64): 6, (4, 128): 8}
-"""Steps of x in flight of a program that has an SM alone, by teams and rows of x."""
+AT_ONCE = 4
+"""Scales of a step that an output has at most: more do not fit the registers, where each is a sum of two."""
+
+RING, SPARE = 8, 10 * 1024
+"""Steps of words and x in flight, where shared memory has room for them, and its bytes that other things take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,55 +54,66 @@ class Tile:
 
     def alone(self, problem: Problem, arch: Arch) -> bool:
         """Whether no other program shares its SM."""
-        return self.rows > 64 or self.teams > 2 or (self.split == 1 and self.programs(problem) <= arch.sms)
+        return self.teams > 2 or self.rows not in SHARED or self.programs(problem) <= arch.sms
+
+    @property
+    def full(self) -> bool:
+        """Whether sums leave few registers: steps are short then, and scales are asked for one step ahead."""
+        return (self.teams, self.rows) == (4, 128)
 
     def us(self, problem: Problem, arch: Arch) -> float:
-        """Microseconds of a call: waves of programs, each of which starts, multiplies its steps and stores; then their sums.
+        """Microseconds of a call: waves of programs, each of which starts, multiplies its steps and stores; then their sums."""
+        alone = self.alone(problem, arch)
+        step = STEP[self.teams, self.rows] if alone else SHARED[self.rows]
+        waves = -(-self.programs(problem) // (arch.sms * (1 if alone else 2)))
+        sums = 1.5 + 8 * self.split * problem.m[1] * problem.n / 4e6 if self.split > 1 else 0
+        return waves * (step * -(-problem.k // 128) / self.split + START[self.teams, self.rows]) + sums
 
-        A step of 128 k is bound by its products (at 0.95 of the rate, and what they wait for decoding), or, of few rows, by what
-        it brings and decodes; then four teams share an SM, and x too if they are of one program. Constants seen on an H200.
-        """
-        programs = self.programs(problem)
-        resident = 2 if (self.teams, self.rows) == (2, 64) and programs > arch.sms else 1
-        products = self.teams * (0.06 + 2 * self.rows * 64 * 128 * arch.sms / arch.matrix_tflops / 0.95e6)
-        step = BOUND.get((self.teams, self.rows, resident), products)
-        waves = -(-programs // (arch.sms * resident))
-        sums = 2.5 + 8 * self.split * problem.m[1] * problem.n / 4e6 if self.split > 1 else 0
-        return waves * (step * -(-problem.k // 128) / self.split + START[self.rows]) + sums
+    def ring(self, problem: Problem, arch: Arch, block_k: int) -> int:
+        """Steps in flight, of words and x."""
+        step = block_k * (self.rows * problem.x.bits + 64 * self.teams * problem.format.bits) // 8
+        room = arch.shared_bytes // (1 if self.alone(problem, arch) else 2) - SPARE
+        return min(RING, room // step)
 
 
 def many(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
     """Many rows on an arch with wgmma: the rows of a tile, and the programs that share k, of which the model says the least.
 
-    None for what gemm_wgmma does not take: scales that a pair of x's type, or two, do not hold, zeros after scaling, codebooks.
+    None for what gemm_wgmma does not take: scales that a pair of x's type, or two, do not hold, zeros after scaling, codebooks;
+    and for few rows of a small layer, whose programs start sooner than a ring fills.
     """
     if not taken(problem, layout, arch) or problem.residual or problem.m[0] not in WGMMA:
         return None
-    single, several = steps(layout, padded_group(problem, layout))
-    sizes = sorted({*single, *(several if problem.format.zero is None else [])}, reverse=True)
+    if problem.m[1] <= 32 and problem.n * problem.k <= SMALL:
+        return None
+    group = padded_group(problem, layout)
+    single, several = steps(layout, group)
+    few_scales = [size for size in several if size <= AT_ONCE * group] if problem.format.zero is None else []
+    sizes = sorted({*single, *few_scales}, reverse=True)
     if not sizes or layout.size("n") % 128 or problem.n > 128 * GRID:
         return None
     whole = layout.size("k") // sizes[0]
     tile = min(_tiles(problem, layout, sizes, whole), key=lambda each: each.us(problem, arch))
     if problem.m[0] > 512 and _dense_us(problem, arch) < tile.us(problem, arch):
         return None
-    if whole > 16 and _sooner(problem, arch, tile):
+    if whole > 16 and problem.m[1] <= FUSED and _gemm_us(problem) < tile.us(problem, arch):
         return None
-    alone = tile.alone(problem, arch)
+    block_k = 64 if tile.full else sizes[0]
     return Schedule(
         template="gemm_wgmma",
         block_m=tile.rows,
         block_n=64 * tile.teams,
-        block_k=64 if (tile.teams, tile.rows) == (4, 128) else sizes[0],
+        block_k=block_k,
         split_k=tile.split,
         unit="mma",
         side="left",
         scale_at="weight",
         x_at="shared",
+        w_at="shared",
         teams=tile.teams,
-        stages=AHEAD[tile.rows] if alone and tile.teams == 2 else 1,
-        ring=RING[tile.teams, tile.rows] if alone else 4,
-        maxnreg=0 if alone else 80,
+        stages=1 if tile.full else AHEAD,
+        ring=tile.ring(problem, arch, block_k),
+        maxnreg=0 if tile.alone(problem, arch) else 80,
         overlap=int("dependent_launch" in arch.features),
     )
 
@@ -101,17 +121,16 @@ def many(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
 def _tiles(problem: Problem, layout: Layout, sizes: list[int], whole: int) -> list[Tile]:
     """The tiles that the model chooses among, for steps of these sizes, of the first of which k has `whole`."""
     splits = [split for split in range(1, 11) if split == 1 or (whole % split == 0 and whole // split >= 2)]
-    found = [Tile(2, rows, split) for rows in (64, 128, 256) for split in splits]
-    if layout.size("n") % 256 == 0:
-        found += [Tile(4, 64, 1)] + [Tile(4, 128, 1)] * (64 in sizes)
+    wide = layout.size("n") % 256 == 0
+    shapes = [each for each in STEP if each[0] == 2 or (wide and (each[1] < 128 or 64 in sizes))]
     roomy = problem.activation in ("", "relu", PAIRED)  # others are worked out in registers that large tiles do not leave
-    return [each for each in found if each.rows < 2 * problem.m[1] and (roomy or each.teams * each.rows <= 256)]
+    fit = [each for each in shapes if each[1] < 2 * problem.m[1] and (roomy or each[0] * each[1] <= 256)]
+    return [Tile(teams, rows, split) for teams, rows in fit for split in splits]
 
 
-def _sooner(problem: Problem, arch: Arch, tile: Tile) -> bool:
-    """Whether gemm, of a long layer and up to 128 rows, has more programs, whose sums meet sooner."""
-    filled = tile.teams > 2 or arch.sms < 2 * -(-problem.n // 128) <= 2 * arch.sms
-    return (problem.m[1] <= 64 and not filled) or (problem.m[1] <= 128 and tile.rows == 64 and tile.split > 1)
+def _gemm_us(problem: Problem) -> float:
+    """Microseconds of gemm, of which a program has at most 64 rows of x. Seen on an H200."""
+    return 4.6 + problem.k / 16384 + problem.n * problem.k * max(0.22, 0.0047 * problem.m[1]) / 1e6
 
 
 def taken(problem: Problem, layout: Layout, arch: Arch) -> bool:

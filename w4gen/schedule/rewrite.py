@@ -218,7 +218,7 @@ def dequantize(program: Program) -> Program:
     return rewrite(program, {"acc": dot})
 
 
-AT = Space.GLOBAL, Space.REGISTER
+AT = Space.GLOBAL, Space.REGISTER, Space.REGISTER
 
 
 def tile(
@@ -228,13 +228,13 @@ def tile(
     n: int,
     m: int = 0,
     split: int = 1,
-    at: tuple[Space, Space] = AT,
+    at: tuple[Space, Space, Space] = AT,
     across: str = "n",
 ) -> Program:
     """Cut into blocks: `across` (n of them) and m over the grid, `walked` (lane, word, k or n) over steps, dealt out to `split`.
 
     What does not divide is padded first, which prints as a mask. With m=0 only the weight is cut, along n and k of the grid.
-    `at` says where the sums of `split` programs meet, and where x waits.
+    `at` says where the sums of `split` programs meet, where x waits, and where the words of w.
     """
     blocks = {"m": Block("m", m, "m"), across: Block(across, n, across), walked: Block(walked, size, "step" if m else walked)}
 
@@ -245,7 +245,7 @@ def tile(
             source = padded(
                 b, f"{short}.rows", source, **{each.axis: ceil_to(held.sizes[each.axis], each.size) for each in taken}
             )
-            place = at[1] if short == "x" else Space.REGISTER
+            place = {"x": at[1], "w": at[2]}.get(short, Space.REGISTER)
             return b.add(f"{short}.tile", Slice(tuple(taken)), {"of": source}, held.element, place)
 
         return emit

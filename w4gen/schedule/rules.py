@@ -15,7 +15,7 @@ from w4gen.schedule import rewrite
 from w4gen.schedule.apply import fits, short, words_summed
 from w4gen.schedule.arch import GRID, Arch
 from w4gen.schedule.few import few
-from w4gen.schedule.many import many, turned
+from w4gen.schedule.many import FUSED, many, turned
 from w4gen.schedule.schedule import Schedule
 from w4gen.schedule.stored import layout_of, readable
 
@@ -109,10 +109,6 @@ def _gemv(problem: Problem, layout: Layout, arch: Arch) -> Schedule:
     if mixed or (chosen.unit == "mma" and problem.format.minifloat is not None and not fits(problem.format, problem.x)):
         return replace(chosen, scale_at="weight", zero_at="weight")
     return chosen
-
-
-FUSED = 128
-"""The largest M for which gemm, decoding inside the multiplication, is predicted faster than dequantizing first."""
 
 
 def _dense(problem: Problem, layout: Layout) -> Schedule:

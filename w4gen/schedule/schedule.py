@@ -19,6 +19,7 @@ IN_PROGRAM = (
     "zero_at",
     "convert_at",
     "x_at",
+    "w_at",
 )
 """The choices that applying a schedule writes into the program; the others a template must read."""
 
@@ -28,12 +29,13 @@ class Schedule:
     """How one piece is computed.
 
     block_n, block_k: outputs and k per program and step · unit: lanes (multiply-add), halves (of pairs of f16), mma, or vendor
-    (the vendor's matmul of a dequantized weight) · side: of w in an mma · scale_at, zero_at: weight or accumulator · convert_at:
-    register, or for the vendor global · x_at: where the x that an mma reads is, register or shared · split_k: programs that share
-    a k range · sum_at: where their sums meet, global memory or shared (of a cluster) · warps, stages: as Triton counts them, or
-    steps asked for ahead · teams: times these warps, which multiply apart from each other · maxnreg: registers a thread at most
-    (0: the compiler's choice) · vector: neighbouring k of a lane where w is decoded in the order of the matrix instruction ·
-    ring: pieces of x in flight · overlap: 1 to start while the kernel in front still runs (dependent launch).
+    (the vendor's matmul of a dequantized weight) · side: of w in an mma · scale_at, zero_at: weight or accumulator ·
+    convert_at: register, or for the vendor global · x_at, w_at: where the x that an mma reads is, and the words that are
+    decoded, register or shared · split_k: programs that share a k range · sum_at: where their sums meet, global memory or
+    shared (of a cluster) · warps, stages: as Triton counts them, or steps asked for ahead · teams: times these warps, which
+    multiply apart from each other · maxnreg: registers a thread at most (0: the compiler's choice) · vector: neighbouring k of
+    a lane where w is decoded in the order of the matrix instruction · ring: pieces of x (with w_at=shared, of words too) in
+    flight · overlap: 1 to start while the kernel in front still runs (dependent launch).
     """
 
     template: str
@@ -46,6 +48,7 @@ class Schedule:
     zero_at: str = "weight"
     convert_at: str = "register"
     x_at: str = "register"
+    w_at: str = "register"
     split_k: int = 1
     sum_at: str = "global"
     warps: int = 4
@@ -68,6 +71,7 @@ class Schedule:
             ("zero_at", ("weight", "accumulator")),
             ("convert_at", ("register", "global")),
             ("x_at", ("register", "shared")),
+            ("w_at", ("register", "shared")),
         ):
             if getattr(self, name) not in allowed:
                 raise ScheduleError(f"{name}={getattr(self, name)!r}: use one of {', '.join(allowed)}")

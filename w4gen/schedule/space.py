@@ -79,10 +79,10 @@ def judged(program: Program, schedule: Schedule, arch: Arch, m: int) -> Candidat
 
 def beyond(problem: Problem, schedule: Schedule, arch: Arch) -> str:
     """What a template cannot do with a schedule that is legal as a program; empty where it can."""
-    taken = declared(schedule, problem.x.bits // 8)
+    taken = declared(schedule, problem)
     room = min(SHARED, arch.shared_bytes) if schedule.template in PIECEWISE else arch.shared_bytes
     if taken > room:
-        return f"x takes {taken} bytes of shared memory, {arch.name} has {room} for it"
+        return f"what is in flight takes {taken} bytes of shared memory, {arch.name} has {room} for it"
     if schedule.template == "gemm" and schedule.warps * ROWS > schedule.block_n:
         return f"{schedule.warps} warps of {ROWS} outputs each are more than block_n={schedule.block_n}"
     if schedule.template == "gemv" and schedule.unit == "mma" and schedule.block_m < problem.m[1]:
@@ -137,7 +137,8 @@ def varied(way: Schedule, layout: Layout, arch: Arch, rows: int) -> dict[str, li
     if way.template == "dgrad_wgmma":
         return {"block_m": [64, 128, 256], "ring": [3, 4, 6], "stages": [1, 2]}
     if way.template == "gemm_wgmma":
-        return {"block_m": [64, 128] + [256] * (way.teams == 2), "split_k": split, "ring": [3, 4, 6], "maxnreg": [0]}
+        tall = [32, 64, 128] + [256] * (way.teams == 2)
+        return {"block_m": tall, "split_k": split, "ring": [2, 3, 4, 6, 8], "stages": [2], "maxnreg": [0, 80]}
     tall = [each for each in doubled(16, LARGEST["block_m"]) if each < 2 * rows or each == 16]
     if way.template == "dgrad":
         block_k = [each for each in block_k if each <= 256]
