@@ -13,8 +13,11 @@ from w4gen.schedule.rewrite import padded_group
 from w4gen.schedule.schedule import Schedule
 from w4gen.schedule.stored import readable, steps
 
-WGMMA = range(17, 2049)
+WGMMA = range(9, 2049)
 """The M for which gemm_wgmma may be: above, the vendor's matmul makes up for the time of dequantizing."""
+
+SEVERAL = 16
+"""The largest M for which gemv_mma answers first: where a program of few outputs may read all of x."""
 
 FUSED = 128
 """The largest M for which gemm, decoding inside the multiplication, is predicted faster than dequantizing first."""
@@ -22,14 +25,20 @@ FUSED = 128
 SCALES = {F16: (F16,), BF16: (BF16, F16, F32)}
 """The types of scales that pairs of x's type multiply: as they are, or as a sum of two."""
 
-STEP = {(2, 32): 0.42, (2, 64): 0.5, (2, 128): 0.72, (2, 256): 1.22, (4, 32): 0.65, (4, 64): 0.85, (4, 128): 1.28}
-"""Microseconds of 128 k of gemm_wgmma where a program has an SM alone, by teams and rows of x. Seen on an H200."""
+TILES = {
+    (2, 16): (2.7, 0.42),
+    (2, 32): (2.7, 0.42),
+    (2, 64): (3.0, 0.5),
+    (2, 128): (3.5, 0.72),
+    (2, 256): (4.5, 1.22),
+    (4, 32): (4.6, 0.65),
+    (4, 64): (4.6, 0.85),
+    (4, 128): (5.6, 1.28),
+}
+"""By teams and rows of x: microseconds in which a program starts and stores, and of 128 k, alone on an SM. Seen on an H200."""
 
-SHARED = {32: 0.76, 64: 0.96}
-"""The same where two programs of two teams share an SM."""
-
-START = {(2, 32): 2.7, (2, 64): 3.0, (2, 128): 3.5, (2, 256): 4.5, (4, 32): 4.6, (4, 64): 4.6, (4, 128): 5.6}
-"""Microseconds in which a program starts and stores."""
+SHARED = {16: 0.7, 32: 0.76, 64: 0.96}
+"""Microseconds of 128 k where two programs of two teams share an SM."""
 
 AHEAD = 2
 """Steps whose scales are asked for ahead: a step waits for what was asked before it."""
@@ -64,10 +73,11 @@ class Tile:
     def us(self, problem: Problem, arch: Arch) -> float:
         """Microseconds of a call: waves of programs, each of which starts, multiplies its steps and stores; then their sums."""
         alone = self.alone(problem, arch)
-        step = STEP[self.teams, self.rows] if alone else SHARED[self.rows]
+        start, step = TILES[self.teams, self.rows]
+        step = step if alone else SHARED[self.rows]
         waves = -(-self.programs(problem) // (arch.sms * (1 if alone else 2)))
         sums = 1.5 + 8 * self.split * problem.m[1] * problem.n / 4e6 if self.split > 1 else 0
-        return waves * (step * -(-problem.k // 128) / self.split + START[self.teams, self.rows]) + sums
+        return waves * (step * -(-problem.k // 128) / self.split + start) + sums
 
     def ring(self, problem: Problem, arch: Arch, block_k: int) -> int:
         """Steps in flight, of words and x."""
@@ -122,15 +132,17 @@ def _tiles(problem: Problem, layout: Layout, sizes: list[int], whole: int) -> li
     """The tiles that the model chooses among, for steps of these sizes, of the first of which k has `whole`."""
     splits = [split for split in range(1, 11) if split == 1 or (whole % split == 0 and whole // split >= 2)]
     wide = layout.size("n") % 256 == 0
-    shapes = [each for each in STEP if each[0] == 2 or (wide and (each[1] < 128 or 64 in sizes))]
+    shapes = [each for each in TILES if each[0] == 2 or (wide and (each[1] < 128 or 64 in sizes))]
     roomy = problem.activation in ("", "relu", PAIRED)  # others are worked out in registers that large tiles do not leave
-    fit = [each for each in shapes if each[1] < 2 * problem.m[1] and (roomy or each[0] * each[1] <= 256)]
+    least = min(problem.m[1], 32)  # a step with 16 rows takes as long
+    fit = [each for each in shapes if least <= each[1] < 2 * problem.m[1] and (roomy or each[0] * each[1] <= 256)]
     return [Tile(teams, rows, split) for teams, rows in fit for split in splits]
 
 
 def _gemm_us(problem: Problem) -> float:
     """Microseconds of gemm, of which a program has at most 64 rows of x. Seen on an H200."""
-    return 4.6 + problem.k / 16384 + problem.n * problem.k * max(0.22, 0.0047 * problem.m[1]) / 1e6
+    start, each = (7.5, 0.145) if problem.m[1] <= SEVERAL else (4.6, max(0.22, 0.0047 * problem.m[1]))
+    return start + problem.k / 16384 + problem.n * problem.k * each / 1e6
 
 
 def taken(problem: Problem, layout: Layout, arch: Arch) -> bool:

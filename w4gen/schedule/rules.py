@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from itertools import pairwise
 
 from w4gen.errors import ScheduleError
 from w4gen.ir.groups import spans
@@ -15,11 +16,12 @@ from w4gen.schedule import rewrite
 from w4gen.schedule.apply import fits, short, words_summed
 from w4gen.schedule.arch import GRID, Arch
 from w4gen.schedule.few import few
-from w4gen.schedule.many import FUSED, many, turned
+from w4gen.schedule.many import FUSED, SEVERAL, many, turned
 from w4gen.schedule.schedule import Schedule
 from w4gen.schedule.stored import layout_of, readable
 
-BUCKETS = ((1, 1), (2, 8), (9, 16), (17, 32), (33, 64), (65, 128), (129, 256), (257, 512), (513, 2048), (2049, 2**31 - 1))
+EDGES = (1, 2, 9, 17, 33, 65, 129, 257, 513, 1025, 2049, 2**31)
+BUCKETS = tuple((low, high - 1) for low, high in pairwise(EDGES))
 """Ranges of M that share one kernel."""
 
 
@@ -38,12 +40,14 @@ def pick(program: Program, arch: Arch) -> Schedule:
         return turned(problem, layout, arch) or _gradient(problem, layout, arch)
     if problem.m == EVERY:
         return _alike(problem, layout, arch)
-    if (chosen := many(problem, layout, arch)) is not None:
-        return chosen
-    if low > FUSED or (arch.fragment is None and low > 1) or not readable(layout, problem.format, arch):
+    taken, in_blocks = readable(layout, problem.format, arch), layout.narrowest.row_units() is None
+    for fast in (few, many) if high <= SEVERAL else (many, few):
+        if taken and in_blocks and (chosen := fast(problem, layout, arch)) is not None:
+            return chosen
+    if low > FUSED or (arch.fragment is None and low > 1) or not taken:
         return _dense(problem, layout)
-    if layout.narrowest.row_units() is None:
-        return few(problem, layout, arch) or _gemm(problem, layout, arch)
+    if in_blocks:
+        return _gemm(problem, layout, arch)
     if high > 16 or (high == 1 and (layout.narrowest.row_units() or 0) % QUAD):
         return _dense(problem, layout)
     return _gemv(problem, layout, arch)
