@@ -1,6 +1,6 @@
 """Compiles ahead of need, side by side in processes of their own.
 
-A worker is `python -m w4gen.ahead`: a question a line on its standard input, an answer a line on its output. So a caller needs no
+A worker runs this module: a question a line on its standard input, an answer a line on its output. So a caller needs no
 `if __name__ == "__main__"`, a compiler that crashes takes nobody along, and a worker ends when its caller does.
 """
 
@@ -164,20 +164,25 @@ def _asked(process: subprocess.Popen[str], line: str) -> str:
         return ""
 
 
+START = "import runpy, sys; sys.path[:] = filter(None, sys.path); runpy.run_module(sys.argv[1], run_name='__main__')"
+"""Run a module as `python -m` does, but without looking for it in the current folder first, where another may have its name."""
+
+
 def started(module: str) -> subprocess.Popen[str]:
-    """`python -m module`, which is asked and answers line by line, in a session of its own: Ctrl-C is for its caller."""
+    """A module that is asked and answers line by line, from where ours are, in a session of its own: Ctrl-C is for its caller."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join(each for each in sys.path if each)
+    environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, sys.path))
     return subprocess.Popen(
-        [sys.executable, "-m", module],
+        [sys.executable, "-c", START, module],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True,
     )  # fmt: skip
 
 
 def answers() -> IO[str]:
-    """Where such a process writes its answers; what else it and its libraries print goes to standard error."""
+    """Where such a process writes its answers; what else is printed goes nowhere: Triton prints all the PTX that ptxas refuses."""
     told = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
     return told
 
 
@@ -192,10 +197,13 @@ def answer(line: str) -> dict[str, Any]:
 
 
 def main(questions: IO[str], answers: IO[str]) -> None:
-    """Answer line by line until there are no more questions."""
-    for line in questions:
-        answers.write(json.dumps(answer(line)) + "\n")
-        answers.flush()
+    """Answer line by line until there are no more questions, or nobody who listens."""
+    try:
+        for line in questions:
+            answers.write(json.dumps(answer(line)) + "\n")
+            answers.flush()
+    except BrokenPipeError:
+        os._exit(0)  # what was not told is not told at the end either
 
 
 if __name__ == "__main__":

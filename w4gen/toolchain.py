@@ -206,10 +206,17 @@ def _compile(kernel: Kernel, piece: Piece, arch: Arch) -> dict[str, bytes]:
             path = next(path for name, path in made.metadata_group.items() if name.endswith(".json"))
             files = {"json": Path(path).read_bytes(), binary: made.asm[binary], text: made.asm[text].encode()}
     except (TritonError, RuntimeError, ValueError, TypeError, OSError, subprocess.CalledProcessError) as error:
-        raise ToolchainError(f"{piece.name} for {arch.name}: {(str(error).strip() or repr(error)).splitlines()[-1]}") from error
+        raise ToolchainError(f"{piece.name} for {arch.name}: {why(error)}") from error
     usage = _cuda_usage(files["cubin"]) if binary == "cubin" else _hip_usage(made.asm[text])
     usage["shared_bytes"] = usage.get("shared_bytes", 0) + made.metadata.shared
     return {**files, "facts": json.dumps(usage).encode()}
+
+
+def why(error: Exception) -> str:
+    """The line of a compiler's error that says what is wrong: the first that ptxas wrote, else the last with words in it."""
+    lines = [line.strip() for line in f"{error}\n{error.__cause__ or ''}".splitlines() if re.search("[a-zA-Z]", line)]
+    said = [line for line in lines if re.match("ptxas .*(fatal|error)", line)]
+    return said[0] if said else lines[-1] if lines else repr(error)
 
 
 _APART = threading.local()

@@ -508,6 +508,13 @@ def test_what_does_not_compile_is_named_in_one_line(fresh_cache: Path) -> None:
     assert cache.find(broken.source, "") is None
 
 
+def test_what_ptxas_refuses_is_said_in_its_words(capsys: pytest.CaptureFixture[str]) -> None:
+    kernel = w4gen.compile("128x4096x14336", arch="sm_90")
+    full = replace(kernel, schedule=replace(kernel.schedule, maxnreg=56))
+    with pytest.raises(ToolchainError, match=r"gemm_wgmma for sm_90: ptxas fatal .* Insufficient registers \(56\)"):
+        toolchain.build(full, ARCHES["sm_90"])
+
+
 @pytest.mark.parametrize("arch", ["sm_90", "gfx942"])
 def test_texts_of_a_binary(arch: str) -> None:
     binary = only(built("1x4096x4096", "int4_g128", arch))

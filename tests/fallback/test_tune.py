@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import pickle
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -169,6 +171,22 @@ def test_rankings_are_made_in_other_processes_and_what_is_not_wanted_is_not_made
     assert (len(done.ranked), done.error) == (3, "")
     asked = [ahead.Ask(each.problem, HERE) for each in QUESTIONS]
     assert [done.error for done in ahead.compiled(asked, 1, lambda ask: False)] == [ahead.UNWANTED] * 2
+
+
+def test_a_worker_is_ours_where_another_lies_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "w4gen").mkdir()
+    (tmp_path / "w4gen" / "__init__.py").write_text("raise SystemExit('another')")
+    monkeypatch.chdir(tmp_path)
+    (done,) = ahead.compiled([ahead.Ranking(QUESTIONS[0].problem, HERE, 1, 1)], workers=1)
+    assert (done.error, len(done.ranked)) == ("", 1)
+
+
+def test_a_worker_that_nobody_hears_ends_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
+    worker = ahead.started("w4gen.ahead")
+    worker.stdout.close()
+    with worker.stdin as asked:
+        asked.write(base64.b64encode(pickle.dumps(ahead.Ranking(QUESTIONS[0].problem, HERE, 1, 1))).decode() + "\n")
+    assert (worker.wait(), capfd.readouterr().err) == (0, "")
 
 
 def options(**changed: Any) -> dict[str, Any]:
