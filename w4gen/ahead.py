@@ -179,7 +179,7 @@ def started(module: str) -> subprocess.Popen[str]:
 
 
 def answers() -> IO[str]:
-    """Where such a process writes its answers; what else is printed goes nowhere: Triton prints all the PTX that ptxas refuses."""
+    """Where such a process writes its answers; what else is printed goes nowhere: Triton prints all PTX that ptxas refuses."""
     told = os.fdopen(os.dup(1), "w")
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)

@@ -1,5 +1,7 @@
 """Every error w4gen raises on purpose. Each message says what was asked, the limit, and the way out."""
 
+import re
+
 
 class W4Error(Exception):
     """The parent of all w4gen errors; the command line prints it in one line and exits with 2."""
@@ -39,3 +41,10 @@ class ForbiddenError(ToolchainError):
 
 class CheckpointError(W4Error):
     """A checkpoint that is damaged, or of a kind that w4gen does not read."""
+
+
+def why(error: Exception) -> str:
+    """The line of a compiler's error that says what is wrong: the first that ptxas wrote, else the last with words in it."""
+    lines = [line.strip() for line in f"{error}\n{error.__cause__ or ''}".splitlines() if re.search("[a-zA-Z]", line)]
+    said = [line for line in lines if re.match("ptxas .*(fatal|error)", line)]
+    return said[0] if said else lines[-1] if lines else repr(error)

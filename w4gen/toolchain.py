@@ -24,7 +24,7 @@ from typing import Any
 from w4gen import cache, knobs
 from w4gen.codegen.render import Kernel, Piece
 from w4gen.codegen.tl import pointer
-from w4gen.errors import ForbiddenError, ToolchainError
+from w4gen.errors import ForbiddenError, ToolchainError, why
 from w4gen.ir.tile import Space
 from w4gen.ir.types import DType
 from w4gen.schedule.arch import Arch
@@ -210,13 +210,6 @@ def _compile(kernel: Kernel, piece: Piece, arch: Arch) -> dict[str, bytes]:
     usage = _cuda_usage(files["cubin"]) if binary == "cubin" else _hip_usage(made.asm[text])
     usage["shared_bytes"] = usage.get("shared_bytes", 0) + made.metadata.shared
     return {**files, "facts": json.dumps(usage).encode()}
-
-
-def why(error: Exception) -> str:
-    """The line of a compiler's error that says what is wrong: the first that ptxas wrote, else the last with words in it."""
-    lines = [line.strip() for line in f"{error}\n{error.__cause__ or ''}".splitlines() if re.search("[a-zA-Z]", line)]
-    said = [line for line in lines if re.match("ptxas .*(fatal|error)", line)]
-    return said[0] if said else lines[-1] if lines else repr(error)
 
 
 _APART = threading.local()

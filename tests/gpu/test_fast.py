@@ -28,7 +28,7 @@ HERE = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HERE, reason="needs a CUDA GPU from sm_80 on")]
 F16, BF16 = torch.float16, torch.bfloat16
 FORMATS = ["int4_g128", "int4_g64", "int8_g128", "nf4_g64", "uint4_g128_z"]
-EDGES = [1, 2, 5, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256, 257, 512, 513]
+EDGES = [1, 2, 5, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256, 257, 512, 513, 1025]
 ROWS = {"gemv_half": 1, "gemv_mma": 8, "gemm": 64, "gemm_wgmma": 200}
 """Rows of x with which each template answers for int4_g128."""
 

@@ -419,7 +419,7 @@ def test_whatever_changes_a_binary_changes_its_address(
         address(dtype="bfloat16"),
         *(address(format=form) for form in ("uint4_g64_z", "uint4_g128_zf", "uint4_g128_m", "uint4_g128", "uint4_g128_z_f32")),
         *(address(shape=shape) for shape in ("64x1536x512", "64x3072x256", "32x1536x256", "1x1536x256")),
-        *(address(changes=change) for change in ("stages=2", "stages=4", "maxnreg=128", "split_k=1")),
+        *(address(changes=change) for change in ("stages=3", "stages=4", "maxnreg=128", "split_k=1")),
         *(address(shape="16x1536x256", changes=change) for change in ("warps=1", "warps=2", "warps=4")),
     ]
     for version in ("3.6.1", "3.7.0"):

@@ -25,7 +25,7 @@ from w4gen.schedule import arch as arches
 from w4gen.schedule.arch import Arch
 from w4gen.schedule.cost import predicted
 
-ROWS = (1, 2, 4, 8, 9, 12, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128, 129, 192, 256, 257, 512, 513, 1024, 2048, 2049, 4096)
+ROWS = (1, 2, 4, 8, 9, 12, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128, 129, 192, 256, 257, 512, 513, 1024, 1025, 2048, 2049, 4096)
 """The M of a curve by default: both sides of every step, and some between."""
 
 Timed: TypeAlias = Callable[[Kernel, int], float]

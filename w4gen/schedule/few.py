@@ -131,8 +131,8 @@ def _halves(problem: Problem, block_k: int, arch: Arch) -> Schedule:
     n, whole = problem.n, -(-problem.k // block_k)
     warps, split = 8, 1
     if n < 8192:
-        warps = 8 if 16 < whole <= 64 else 4
-        split = min(7, -(-whole // (warps * (1 if whole <= 16 else 2))))
+        warps = 2 if n <= 1024 and whole > 16 else 8 if 16 < whole <= 64 else 4
+        split = min(8 if warps == 2 else 7, -(-whole // (warps * (1 if whole <= 16 else 2))))
     elif whole > 128:
         warps, split = 4, min(8, -(-whole // 32))
     elif n >= 16384:

@@ -149,7 +149,9 @@ def _gemm(problem: Problem, layout: Layout, arch: Arch) -> Schedule:
         return _dense(problem, layout)
     programs = -(-problem.n // block_n) * -(-problem.m[1] // block_m)
     full = (7 if block_m <= 32 else 2) * arch.sms
-    split = max(d for d in range(1, 17) if d == 1 or (steps % d == 0 and programs * d <= full and steps >= 5 * d))
+    least_steps = {d: 3 if wide and programs * d <= arch.sms else 5 for d in range(2, 17)}  # that a program is worth
+    shares = [d for d, each in least_steps.items() if steps % d == 0 and programs * d <= full and steps >= each * d]
+    split = max(shares, default=1)
     placed = "accumulator" if on_sums else "weight"
     return Schedule(
         template="gemm",
