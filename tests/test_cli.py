@@ -22,6 +22,7 @@ from click.testing import CliRunner
 
 from w4gen import api
 from w4gen.cli import cli, main
+from w4gen.commands.doctor import diagnosis
 from w4gen.commands.explain import explained
 from w4gen.commands.explain import told as words
 from w4gen.errors import W4Error
@@ -269,6 +270,17 @@ def test_doctor_knows_what_is_here(tmp_path: Path) -> None:
     facts = json.loads(w4gen("doctor", "--json", cache=tmp_path).stdout)
     assert {"python", "torch", "triton", "gpu", "gcc", "cache", "W4GEN_STRICT"} <= set(facts)
     assert w4gen("doctor", cache=tmp_path).returncode == 0
+
+
+def test_doctor_says_what_is_wrong_with_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"W4GEN_ARCH": "sm_91", "W4GEN_DEBUG": "much", "W4GEN_STRICT": "", "W4GEN_JIT": "never"}.items():
+        monkeypatch.setenv(name, value)
+    found = {name: told for name, (told, _) in diagnosis().items()}
+    assert "sm_91" in found["W4GEN_ARCH"]
+    assert "sm_90" in found["W4GEN_ARCH"], "what could be asked for"
+    assert found["W4GEN_DEBUG"].startswith("W4GEN_DEBUG='much' is not a whole number")
+    assert found["W4GEN_JIT"].startswith("W4GEN_JIT='never' is not one of forbid")
+    assert found["W4GEN_STRICT"] == "0"
 
 
 def facts(*arguments: str, cache: Path) -> Any:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Callable
+from functools import partial
 
 import click
 
 from w4gen import __version__, cache, knobs, toolchain, tuned
 from w4gen.commands.question import as_json, count, detected, table, tell
-from w4gen.schedule.arch import ARCHES
+from w4gen.errors import W4Error
+from w4gen.schedule.arch import ARCHES, arch
 
 
 @click.command()
@@ -25,9 +28,27 @@ def doctor(as_json: bool) -> None:
 
 def rows() -> str:
     """How many tuned rows there are, and of those how many were timed with another Triton."""
-    found = [row for arch in ARCHES for rows in tuned.sources(arch) for row in rows]
+    found = [row for name in ARCHES for rows in tuned.sources(name) for row in rows]
     old = sum(row.triton not in ("", toolchain.version()) for row in found)
     return f"{count(len(found), 'row')}, {old} timed with another Triton"
+
+
+USED: dict[knobs.Knob, Callable[[], object]] = {
+    knobs.DEBUG: knobs.DEBUG.number,
+    knobs.STRICT: knobs.STRICT.number,
+    knobs.ARCH: lambda: arch(knobs.ARCH.read() or "portable"),
+    knobs.JIT: partial(knobs.JIT.chosen, "forbid"),
+}
+"""How knobs that do not take every text are used."""
+
+
+def told(knob: knobs.Knob) -> str:
+    """A knob's value, or what is wrong with it."""
+    try:
+        USED.get(knob, knob.read)()
+    except W4Error as error:
+        return str(error)
+    return knob.read() or "not set"
 
 
 def diagnosis() -> dict[str, tuple[str, str]]:
@@ -49,5 +70,5 @@ def diagnosis() -> dict[str, tuple[str, str]]:
         "gcc": (shutil.which("gcc") or shutil.which("cc") or "missing", "launching kernels (Triton builds its launcher)"),
         "cache": (f"{cache.kernels()} ({count(len(cache.entries()), 'kernel')})", "starting without compiling"),
         "tuned rows": (rows(), "the fastest schedules that were found"),
-        **{knob.name: (knob.read() or "not set", knob.sentence) for knob in knobs.ALL},
+        **{knob.name: (told(knob), knob.sentence) for knob in knobs.ALL},
     }
