@@ -555,7 +555,7 @@ def test_a_sweep_of_m_compiles_once_for_each_bucket(monkeypatch: pytest.MonkeyPa
     asked, plain = [], ops.compile
     monkeypatch.setattr(ops, "compile", lambda problem, arch: asked.append(problem.m) or plain(problem, arch))
     layer = w4gen.Linear(cases.call("int4_g128", 1, 8, 256).w)
-    for m in [1, 2, 16, 17, 18, 32, 33, 63, 64, 65, 66, 128, 129, 130, 256, 257, 300, 512, 513, 2049]:
+    for m in [1, 2, 16, 17, 18, 32, 33, 63, 64, 65, 66, 128, 129, 130, 256, 257, 300, 512, 513, 1025, 2049]:
         layer(torch.zeros(m, 256, dtype=F16))
     assert asked == list(BUCKETS)
 
