@@ -80,7 +80,7 @@ def test_what_is_legal_has_a_text(m: int, arch: str) -> None:
 
 def test_what_a_template_cannot_do_is_refused_in_words() -> None:
     reasons = {
-        each.refused for m, arch in ((8, "sm_90"), (64, "sm_90"), (512, "gfx942"))
+        each.refused for m, arch in ((8, "sm_90"), (64, "sm_90"), (128, "sm_90"), (512, "gfx942"))
         for each in candidates(lower(problem_of(m=m, n=1024, k=2048)), ARCHES[arch], m)
     }  # fmt: skip
     said = (
@@ -98,6 +98,25 @@ def test_a_program_more_than_whole_waves_costs_a_wave() -> None:
     assert (whole.waves, whole.busy) == (pytest.approx(132 * 8 / 132 / whole.resident), 1.0)
     assert more.busy < 1.0
     assert more.ceilings_us["matrix"] > 1.05 * whole.ceilings_us["matrix"]
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "teams", "rows"),
+    [
+        (16, 8192, 8192, 2, {16}),
+        (64, 8192, 8192, 2, {16, 32, 64}),
+        (64, 28672, 8192, 4, {32, 64}),
+        (128, 28672, 8192, 4, {32, 64, 128}),
+    ],
+    ids=str,
+)
+def test_teams_try_tiles_that_fit_their_registers_and_the_rows_of_x(m: int, n: int, k: int, teams: int, rows: set[int]) -> None:
+    """Four teams fill an SM: with fewer registers, or 128 k beside sums of 128 rows, products wait or registers spill."""
+    found = [each for each in space(lower(problem_of(m=m, n=n, k=k)), H200) if each.template == "gemm_wgmma"]
+    assert {each.teams for each in found} == {teams}
+    assert {each.block_m for each in found} == rows
+    assert {each.maxnreg for each in found} == ({0, 80} if teams == 2 else {0})
+    assert all(each.block_k == 64 for each in found if each.block_m == 128)
 
 
 def test_few_programs_leave_most_of_a_gpu_idle() -> None:
@@ -132,10 +151,7 @@ def measured() -> list[tuple[float, float]]:
             dtype = {"f16": "float16", "bf16": "bfloat16"}[row["dtype"]]
             asked = {"m": row["m"], "n": row["n"], "k": row["k"], "format": row["format"], "dtype_name": dtype}
             asked["gradient"] = row.get("gradient", False)
-            schedule = Schedule.parse(row["schedule"])
-            if schedule.template == "gemm_wgmma":  # rows from before words waited in the ring do not say where they do
-                schedule = replace(schedule, w_at="shared")
-            found.append((row["us"], prediction(schedule, **asked).us))
+            found.append((row["us"], prediction(Schedule.parse(row["schedule"]), **asked).us))
     return found
 
 

@@ -43,13 +43,13 @@ def roles(op: Op) -> tuple[set[str], ...]:
 
 
 def bytes_of(program: Program, names: list[str]) -> int:
-    """Bytes of the tiles of machine types among `names`; an element that many k share counts once."""
+    """Bytes of the tiles `names`, of codes in their words; an element that many k share counts once."""
     total = 0
     for name in names:
         tile, size, shared = program.tile(name), 1, repeated(program, name)
         for axis, extent in tile.sizes.items():
             size *= 1 if axis in ("span", "code") else -(-extent // shared) if axis == "k" else extent
-        total += size * tile.element.bits // 8 if isinstance(tile.element, DType) else 0
+        total += size * tile.element.bits // 8
     return total
 
 
@@ -83,7 +83,7 @@ def verify(program: Program, limits: Limits, warps: int, ring: int = 1) -> Progr
     if threads > limits.max_threads or warps & (warps - 1):
         raise ScheduleError(f"warps={warps} is {threads} threads; {limits.name} runs powers of two up to {limits.max_threads}")
     views = {program.source(name) for name in program.of(Slice)}  # cut again before anything is loaded
-    held = set(program.of(Slice, Dot, Convert)) - views
+    held = {name for name in program.of(Slice, Dot, Convert) if isinstance(program.tile(name).element, DType)} - views
     pieces = [[name for name in names if name in held and program.tile(name).space is Space.REGISTER] for names in program.ours]
     need = max((bytes_of(program, names) // 4 // threads for names in pieces), default=0)
     if need > limits.registers:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from w4gen.ir.layout import Layout
 from w4gen.ir.problem import PAIRED, Problem
 from w4gen.ir.types import BF16, F16, F32, Format
 from w4gen.schedule.arch import GRID, Arch
+from w4gen.schedule.cost import declared
 from w4gen.schedule.few import SMALL
 from w4gen.schedule.rewrite import padded_group
 from w4gen.schedule.schedule import Schedule
@@ -79,12 +80,6 @@ class Tile:
         sums = 1.5 + 8 * self.split * problem.m[1] * problem.n / 4e6 if self.split > 1 else 0
         return waves * (step * -(-problem.k // 128) / self.split + start) + sums
 
-    def ring(self, problem: Problem, arch: Arch, block_k: int) -> int:
-        """Steps in flight, of words and x."""
-        step = block_k * (self.rows * problem.x.bits + 64 * self.teams * problem.format.bits) // 8
-        room = arch.shared_bytes // (1 if self.alone(problem, arch) else 2) - SPARE
-        return min(RING, room // step)
-
 
 def many(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
     """Many rows on an arch with wgmma: the rows of a tile, and the programs that share k, of which the model says the least.
@@ -108,12 +103,12 @@ def many(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
         return None
     if whole > 16 and problem.m[1] <= FUSED and _gemm_us(problem) < tile.us(problem, arch):
         return None
-    block_k = 64 if tile.full else sizes[0]
-    return Schedule(
+    alone = tile.alone(problem, arch)
+    chosen = Schedule(
         template="gemm_wgmma",
         block_m=tile.rows,
         block_n=64 * tile.teams,
-        block_k=block_k,
+        block_k=64 if tile.full else sizes[0],
         split_k=tile.split,
         unit="mma",
         side="left",
@@ -122,10 +117,12 @@ def many(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
         w_at="shared",
         teams=tile.teams,
         stages=1 if tile.full else AHEAD,
-        ring=tile.ring(problem, arch, block_k),
-        maxnreg=0 if tile.alone(problem, arch) else 80,
+        ring=1,
+        maxnreg=0 if alone else 80,
         overlap=int("dependent_launch" in arch.features),
     )
+    room = arch.shared_bytes // (1 if alone else 2) - SPARE
+    return replace(chosen, ring=min(RING, room // declared(chosen, problem)))
 
 
 def _tiles(problem: Problem, layout: Layout, sizes: list[int], whole: int) -> list[Tile]:
