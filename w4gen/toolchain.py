@@ -90,7 +90,7 @@ def function(kernel: Kernel, piece: Piece) -> Any:
 
 
 def build(kernel: Kernel, arch: Arch) -> dict[str, Binary]:
-    """Compile every function for `arch`, or find it compiled. Raises `ToolchainError` with the compiler's last line."""
+    """Compile every function for `arch`, or find it compiled. Raises `ToolchainError` with what the compiler says is wrong."""
     return {piece.name: build_piece(kernel, piece, arch) for piece in kernel.pieces}
 
 
