@@ -91,6 +91,7 @@ class WgmmaPrinter(SumsPrinter, GluonPrinter):
             "along": self.ALONG,
             "in_pairs": self.in_pairs,
             "held": self.held,
+            "turns": self.turns,
             "rings": "held, ring, filled, drained" if self.held else "ring, filled, drained",
             "words": "TEAM" if self.held else "codes",
         }
