@@ -355,6 +355,13 @@ def test_fast_schedules_keep_what_their_templates_need(
         assert chosen.ring * chosen.warps * chosen.block_m * 128 <= 48 * 1024
 
 
+@pytest.mark.parametrize(("target", "warps", "split"), [("sm_80", 8, 1), ("sm_89", 8, 1), ("sm_90", 2, 8), ("sm_120", 2, 8)])
+def test_few_outputs_spread_k_over_more_programs_where_these_form_clusters(target: str, warps: int, split: int) -> None:
+    """Elsewhere a program has all of k, and the warps for it."""
+    chosen = pick(lower(problem_of(m=1, n=512, k=8192, format="int4_g128")), ARCHES[target])
+    assert (chosen.template, chosen.warps, chosen.split_k) == ("gemv_half", warps, split)
+
+
 def scheduled(schedule: Schedule, n: int = 64, k: int = 1024, **problem: object) -> object:
     """A schedule applied to codes in rows, where the problem names no other layout."""
     form = problem.get("format", named("int4_g128"))

@@ -126,18 +126,19 @@ def _bound(n: int, tiles: int, scarce: bool) -> int:
 def _halves(problem: Problem, block_k: int, arch: Arch) -> Schedule:
     """One row of f16 x: chains of halves on lanes. Seen near the best on an H200 over ten shapes.
 
-    Large layers: eight warps a program. Long or small ones: programs of a cluster share k until a warp has few steps.
+    Large layers: eight warps a program. Long or small ones: programs of a cluster share k until a warp has few steps; of few
+    outputs they have two warps, so that more SMs have a program.
     """
-    n, whole = problem.n, -(-problem.k // block_k)
+    n, whole, clusters = problem.n, -(-problem.k // block_k), "cluster" in arch.features
     warps, split = 8, 1
     if n < 8192:
-        warps = 2 if n <= 1024 and whole > 16 else 8 if 16 < whole <= 64 else 4
+        warps = 2 if n <= 1024 and whole > 16 and clusters else 8 if 16 < whole <= 64 else 4
         split = min(8 if warps == 2 else 7, -(-whole // (warps * (1 if whole <= 16 else 2))))
     elif whole > 128:
         warps, split = 4, min(8, -(-whole // 32))
     elif n >= 16384:
         warps = 4
-    split = split if "cluster" in arch.features else 1
+    split = split if clusters else 1
     turns = -(-whole // (warps * split))
     ahead = 4 if turns > 8 and problem.format.zero is None else 2
     return Schedule(
