@@ -125,15 +125,18 @@ def many(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
     return replace(chosen, ring=min(RING, room // declared(chosen, problem)))
 
 
+def heights(teams: int, rows: int) -> list[int]:
+    """Rows of the tiles that so many teams may have for `rows` rows of x; 16 for no more, as a step with 32 takes as long."""
+    return [height for each, height in TILES if each == teams and min(rows, 32) <= height < 2 * rows]
+
+
 def _tiles(problem: Problem, layout: Layout, sizes: list[int], whole: int) -> list[Tile]:
     """The tiles that the model chooses among, for steps of these sizes, of the first of which k has `whole`."""
     splits = [split for split in range(1, 11) if split == 1 or (whole % split == 0 and whole // split >= 2)]
-    wide = layout.size("n") % 256 == 0
-    shapes = [each for each in TILES if each[0] == 2 or (wide and (each[1] < 128 or 64 in sizes))]
+    every = [2, 4] if layout.size("n") % 256 == 0 else [2]
+    found = [Tile(teams, rows, split) for teams in every for rows in heights(teams, problem.m[1]) for split in splits]
     roomy = problem.activation in ("", "relu", PAIRED)  # others are worked out in registers that large tiles do not leave
-    least = min(problem.m[1], 32)  # a step with 16 rows takes as long
-    fit = [each for each in shapes if least <= each[1] < 2 * problem.m[1] and (roomy or each[0] * each[1] <= 256)]
-    return [Tile(teams, rows, split) for teams, rows in fit for split in splits]
+    return [each for each in found if (64 in sizes or not each.full) and (roomy or each.teams * each.rows <= 256)]
 
 
 def _gemm_us(problem: Problem) -> float:

@@ -16,7 +16,7 @@ from w4gen.schedule.apply import apply
 from w4gen.schedule.arch import Arch
 from w4gen.schedule.cost import Prediction, declared, predicted
 from w4gen.schedule.few import SHARED
-from w4gen.schedule.many import TILES, Tile
+from w4gen.schedule.many import Tile, heights
 from w4gen.schedule.rewrite import ceil_to
 from w4gen.schedule.rules import pick, ways
 from w4gen.schedule.schedule import Schedule
@@ -141,8 +141,7 @@ def varied(way: Schedule, layout: Layout, arch: Arch, rows: int) -> dict[str, li
     if way.template == "dgrad_wgmma":
         return {"block_m": [64, 128, 256], "ring": [3, 4, 6], "stages": [1, 2]}
     if way.template == "gemm_wgmma":
-        tiles = [Tile(way.teams, height, 1) for teams, height in TILES if teams == way.teams and height < 2 * rows]
-        tall = [each.rows for each in tiles if not each.full or way.block_k == 64]
+        tall = [each for each in heights(way.teams, rows) if way.block_k == 64 or not Tile(way.teams, each, 1).full]
         shared = [80] * (way.teams == 2)  # registers where two programs share an SM
         return {"block_m": tall, "split_k": split, "ring": [2, 3, 4, 6, 8], "stages": [2], "maxnreg": [0, *shared]}
     tall = [each for each in doubled(16, LARGEST["block_m"]) if each < 2 * rows or each == 16]
