@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FLOORS = {
-    0: ("errors", "knobs", "paths", "progress", "version"),
+    0: ("errors", "knobs", "paths", "processes", "progress", "version"),
     1: ("ir", "formats"),
     2: ("schedule",),
     3: ("codegen",),

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, TypeAlias
 
-from w4gen import pipeline, toolchain
+from w4gen import pipeline, processes, toolchain
 from w4gen.codegen.render import Kernel
 from w4gen.errors import ToolchainError, W4Error
 from w4gen.ir.lower import lower
@@ -164,17 +164,12 @@ def _asked(process: subprocess.Popen[str], line: str) -> str:
         return ""
 
 
-START = "import runpy, sys; sys.path[:] = filter(None, sys.path); runpy.run_module(sys.argv[1], run_name='__main__')"
-"""Run a module as `python -m` does, but without looking for it in the current folder first, where another may have its name."""
-
-
 def started(module: str) -> subprocess.Popen[str]:
-    """A module that is asked and answers line by line, from where ours are, in a session of its own: Ctrl-C is for its caller."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, sys.path))
+    """A module that is asked and answers line by line, in a session of its own: Ctrl-C is for its caller."""
+    compiling = {name: value for name, value in processes.environment().items() if name != "TRITON_INTERPRET"}
     return subprocess.Popen(
-        [sys.executable, "-c", START, module],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True,
+        processes.module(module),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=compiling, start_new_session=True,
     )  # fmt: skip
 
 

@@ -14,15 +14,16 @@ class Knob:
     kind: type[str] | type[int] | type[bool]
     default: str
     sentence: str
+    words: tuple[str, ...] = ()
 
     def read(self) -> str:
         return os.environ.get(self.name, "").strip() or self.default
 
-    def chosen(self, *allowed: str) -> str:
-        """The knob as one of some words, or empty."""
+    def chosen(self) -> str:
+        """The knob as one of its words, or empty."""
         text = self.read()
-        if text and text not in allowed:
-            raise W4Error(f"{self.name}={text!r} is not one of {', '.join(allowed)}: unset it or give one")
+        if text and text not in self.words:
+            raise W4Error(f"{self.name}={text!r} is not one of {', '.join(self.words)}: unset it or give one")
         return text
 
     def number(self) -> int:
@@ -42,6 +43,6 @@ CACHE = Knob(
 DEBUG = Knob("W4GEN_DEBUG", int, "0", "what a compile tells on stderr: 1 the choice, 2 times, 3 the program, 4 the kernel")
 STRICT = Knob("W4GEN_STRICT", bool, "0", "1 makes an error of every call on a GPU that no kernel answers")
 ARCH = Knob("W4GEN_ARCH", str, "", "arch to compile for, in place of the GPU present")
-JIT = Knob("W4GEN_JIT", str, "", "forbid makes an error of every call that would have to compile a kernel")
+JIT = Knob("W4GEN_JIT", str, "", "forbid makes an error of every call that would have to compile a kernel", ("forbid",))
 
 ALL = (CACHE, DEBUG, STRICT, ARCH, JIT)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
 
+from w4gen import processes
 from w4gen.codegen.render import Kernel
 from w4gen.errors import ToolchainError
 from w4gen.pipeline import twin
@@ -21,9 +20,9 @@ TWIN = "portable twin: "
 def checked(kernel: Kernel, **environment: str) -> subprocess.CompletedProcess[str]:
     """The text run against the f64 truth, in a process of its own."""
     return subprocess.run(
-        [sys.executable, "-m", "w4gen.runtime.check", "-"],
+        processes.module("w4gen.runtime.check", "-"),
         input=kernel.source,
-        env={**os.environ, **environment},
+        env=processes.environment(**environment),
         text=True,
         check=False,
         capture_output=True,

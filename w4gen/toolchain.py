@@ -136,7 +136,7 @@ def load(kernel: Kernel, piece: Piece, arch: Arch, overlap: bool) -> Any:
     """A launchable `triton.compiler.CompiledKernel`, from the cache where it is there; with `overlap` it may start early."""
     from triton.compiler.compiler import CompiledKernel
 
-    if knobs.JIT.chosen("forbid") and not built(kernel, arch):
+    if knobs.JIT.chosen() and not built(kernel, arch):
         (low, high), asked = kernel.problem.m, kernel.problem
         way = "w4gen.warmup with gradients=True" if asked.gradient else "w4gen.warmup or w4gen compile --model"
         raise ForbiddenError(

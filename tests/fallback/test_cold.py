@@ -17,6 +17,7 @@ from w4gen.api import problem_of
 from w4gen.bench import cold, report
 from w4gen.cli import cli
 from w4gen.errors import ShapeError, ToolchainError
+from w4gen.processes import module
 from w4gen.runtime.timer import Timing
 from w4gen.schedule.arch import ARCHES
 
@@ -106,9 +107,10 @@ def test_a_process_has_caches_of_its_own_and_its_failure_is_told(monkeypatch: py
 
     monkeypatch.setattr(cold.subprocess, "run", run)
     assert cold.started("1x256x64", "int4_g64", "bfloat16", str(tmp_path)) == {"us": 1}
-    assert seen["command"][1:4] == ["-m", "w4gen.bench.cold", "1x256x64"]
-    assert seen["command"][0] == sys.executable
-    assert w4gen.Format.parse(seen["command"][4]).label == "int4_g64"
+    *asked, form, kind = seen["command"]
+    assert asked == module("w4gen.bench.cold", "1x256x64")
+    assert asked[0] == sys.executable
+    assert (w4gen.Format.parse(form).label, kind) == ("int4_g64", "bfloat16")
     assert (seen["env"]["W4GEN_CACHE"], seen["env"]["TRITON_CACHE_DIR"]) == (str(tmp_path), f"{tmp_path}/triton")
     seen["status"] = 1
     with pytest.raises(ToolchainError, match=r"1x256x64 in .* was not measured, as its process ended with 1: out of memory"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import pickle
 import re
+import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 from click.testing import CliRunner
 
 import w4gen
-from w4gen import ahead, pipeline, tuned
+from w4gen import ahead, pipeline, processes, tuned
 from w4gen.api import problem_of
 from w4gen.cli import cli, main
 from w4gen.codegen.render import Kernel
@@ -179,6 +180,9 @@ def test_a_worker_is_ours_where_another_lies_in_the_current_folder(tmp_path: Pat
     monkeypatch.chdir(tmp_path)
     (done,) = ahead.compiled([ahead.Ranking(QUESTIONS[0].problem, HERE, 1, 1)], workers=1)
     assert (done.error, len(done.ranked)) == ("", 1)
+    asked = processes.program("import sys, w4gen; print(w4gen.__version__, *sys.argv[1:])", "as asked")
+    told = subprocess.run(asked, env=processes.environment(), capture_output=True, text=True, check=True).stdout
+    assert told.split(" ", 1) == [w4gen.__version__, "as asked\n"]
 
 
 def test_a_worker_that_nobody_hears_ends_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:

@@ -56,6 +56,15 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("W4GEN_STRICT", "1")
 
 
+def check_rows(it: Case, m: int) -> None:
+    """The first rows are multiplied right, and forty times more to the same bits."""
+    x = it.x[:m].contiguous()
+    first = it.layer(x)
+    error, most = it.error(first, x), it.limit(m)
+    assert error <= most, f"M={m}: {error:.2e} > {most:.0e}"
+    assert all(torch.equal(it.layer(x), first) for _ in range(40))
+
+
 @pytest.mark.parametrize(("form", "n", "k", "kind"), EDGED, ids=str)
 def test_every_edge_of_the_buckets_gives_the_truth(form: str, n: int, k: int, kind: torch.dtype) -> None:
     """Whole, ragged in n and k, and with rows of x that are no whole pieces of 16 bytes."""
@@ -93,11 +102,7 @@ def test_small_floats_and_scales_that_are_codes_give_the_truth(name: str, n: int
     stored = w4gen.Weight.from_parts({each: torch.from_numpy(array).cuda() for each, array in parts.items()}, form)
     it = Case(torch.randn(64, k, device="cuda").to(kind), w4gen.Linear(stored), w, None)
     for m in (1, 2, 8, 9, 16, 32, 64):
-        x = it.x[:m].contiguous()
-        first = it.layer(x)
-        error, most = it.error(first, x), it.limit(m)
-        assert error <= most, f"M={m}: {error:.2e} > {most:.0e}"
-        assert all(torch.equal(it.layer(x), first) for _ in range(40))
+        check_rows(it, m)
 
 
 MANY = [(form, kind) for form in ("int4_g128", "int4_g64", "int4_g32", "uint4_g128_z", "int2_g128") for kind in (F16, BF16)]
@@ -112,11 +117,7 @@ def test_many_rows_give_the_truth_and_the_same_bits(form: str, n: int, k: int, k
     it = case(form, 512, n, k, kind, bias=True)
     for m in (65, 100, 128, 129, 200, 256, 300, 512):
         assert kernel_of(form, m, n, k, kind, bias=True).name == "gemm_wgmma"
-        x = it.x[:m].contiguous()
-        first = it.layer(x)
-        error, most = it.error(first, x), it.limit(m)
-        assert error <= most, f"M={m}: {error:.2e} > {most:.0e}"
-        assert all(torch.equal(it.layer(x), first) for _ in range(40))
+        check_rows(it, m)
 
 
 @pytest.mark.skipif(HERE and torch.cuda.get_device_capability() != (9, 0), reason="wgmma is of sm_90")
@@ -130,11 +131,7 @@ def test_fewer_rows_of_large_layers_give_the_truth_and_the_same_bits(
     for m in (17, 32, 33, 64):
         schedule = kernel_of(form, m, n, k, kind, bias=True).schedule
         assert (schedule.template, schedule.teams) == ("gemm_wgmma", teams)
-        x = it.x[:m].contiguous()
-        first = it.layer(x)
-        error, most = it.error(first, x), it.limit(m)
-        assert error <= most, f"M={m}: {error:.2e} > {most:.0e}"
-        assert all(torch.equal(it.layer(x), first) for _ in range(40))
+        check_rows(it, m)
 
 
 FEWEST = [("int4_g128", F16), ("int4_g128", BF16), ("int8_g128", F16), ("int2_g128", BF16)]
@@ -150,11 +147,7 @@ def test_the_fewest_rows_and_steps_give_the_truth_and_the_same_bits(
     it = case(form, max(counts), n, k, kind, bias=True)
     for m in counts:
         assert kernel_of(form, m, n, k, kind, bias=True).name == "gemm_wgmma"
-        x = it.x[:m].contiguous()
-        first = it.layer(x)
-        error, most = it.error(first, x), it.limit(m)
-        assert error <= most, f"M={m}: {error:.2e} > {most:.0e}"
-        assert all(torch.equal(it.layer(x), first) for _ in range(40))
+        check_rows(it, m)
 
 
 @pytest.mark.skipif(HERE and torch.cuda.get_device_capability() != (9, 0), reason="wgmma is of sm_90")
@@ -164,11 +157,7 @@ def test_four_teams_give_the_truth_and_the_same_bits(form: str, kind: torch.dtyp
     it = case(form, 128, 17917, 504, kind, bias=True)
     for m in (65, 100, 128):
         assert kernel_of(form, m, 17917, 504, kind, bias=True).schedule.teams == 4
-        x = it.x[:m].contiguous()
-        first = it.layer(x)
-        error, most = it.error(first, x), it.limit(m)
-        assert error <= most, f"M={m}: {error:.2e} > {most:.0e}"
-        assert all(torch.equal(it.layer(x), first) for _ in range(40))
+        check_rows(it, m)
 
 
 def heavy(k: int) -> torch.Tensor:

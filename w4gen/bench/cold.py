@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 import subprocess
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from typing import Any
 
 import torch
 
-from w4gen import knobs, toolchain
+from w4gen import knobs, processes, toolchain
 from w4gen.api import parse_shape, problem_of
 from w4gen.bench.compare import dense_over, over, sums_in_f32
 from w4gen.bench.facts import facts, here
@@ -71,9 +70,8 @@ def stages(shape: str, format: str, dtype: str) -> dict[str, Any]:
 def started(shape: str, format: str | Format, dtype: str, cache: str) -> dict[str, Any]:
     """The stages in a process of its own, whose caches are in the folder `cache`. Raises `ToolchainError` where it fails."""
     form = str(problem_of(m=1, n=1, k=1, format=format).format)
-    environment = dict(os.environ) | {knobs.CACHE.name: cache, "TRITON_CACHE_DIR": f"{cache}/triton"}
-    environment["PYTHONPATH"] = os.pathsep.join(each for each in sys.path if each)
-    command = [sys.executable, "-m", "w4gen.bench.cold", shape, form, dtype]
+    environment = processes.environment(**{knobs.CACHE.name: cache, "TRITON_CACHE_DIR": f"{cache}/triton"})
+    command = processes.module("w4gen.bench.cold", shape, form, dtype)
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         last = next(iter(reversed(done.stderr.strip().splitlines())), "")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -24,8 +25,9 @@ from w4gen.runtime.tune import cold, trial
 from w4gen.schedule import arch as arches
 from w4gen.schedule.arch import Arch
 from w4gen.schedule.cost import predicted
+from w4gen.schedule.rules import BUCKETS
 
-ROWS = (1, 2, 4, 8, 9, 12, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128, 129, 192, 256, 257, 512, 513, 1024, 1025, 2048, 2049, 4096)
+ROWS = tuple(sorted({*chain(*BUCKETS[:-1]), BUCKETS[-1][0], 4, 12, 24, 48, 96, 192, 4096}))
 """The M of a curve by default: both sides of every step, and some between."""
 
 Timed: TypeAlias = Callable[[Kernel, int], float]

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -20,7 +18,7 @@ from typing import Any
 import click
 import torch
 
-from w4gen import ahead, knobs
+from w4gen import ahead, knobs, processes
 from w4gen.api import parse_shape, problem_of
 from w4gen.bench.facts import facts
 from w4gen.bench.results import write
@@ -72,10 +70,9 @@ def tell(import_s: float, device: str, form: str, *shapes: str) -> None:
 
 def process(cache: str, program: str, *arguments: str) -> dict[str, Any]:
     """What a program tells in a new process that keeps its kernels in `cache`. Raises `ToolchainError` where it fails."""
-    environment = {**os.environ, knobs.CACHE.name: cache, "PYTHONPATH": os.pathsep.join(each for each in sys.path if each)}
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments], env=environment, capture_output=True, text=True, check=False
-    )
+    environment = processes.environment(**{knobs.CACHE.name: cache})
+    command = processes.program(program, *arguments)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ToolchainError(f"{' '.join(arguments)}: {(done.stderr.strip() or 'no word why').splitlines()[-1]}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -12,7 +12,6 @@ import re
 import resource
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from typing import Any
 
 import torch
 
+from w4gen import processes
 from w4gen.bench.facts import facts
 from w4gen.bench.results import write
 from w4gen.checkpoints import derive, folder
@@ -151,8 +151,8 @@ def main() -> None:
         path = Path(made) / "model"
         results |= {"layers": options.layers, "checkpoint_bytes": checkpoint(path, options.layers)}
         for name in ("load", "pack", "second start"):
-            command = [sys.executable, "-m", "w4gen.bench.loading", "--step", name, str(path)]
-            told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            command = processes.module("w4gen.bench.loading", "--step", name, str(path))
+            told = subprocess.run(command, env=processes.environment(), check=True, capture_output=True, text=True).stdout
             results[name] = json.loads(told.splitlines()[-1])
             results[name]["of_checkpoint"] = results[name]["bytes"] / results["checkpoint_bytes"]
             print(name, results[name], flush=True)

@@ -13,7 +13,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -26,7 +25,7 @@ from typing import Any
 import click
 import torch
 
-from w4gen import ahead
+from w4gen import ahead, processes
 from w4gen.bench.facts import facts
 from w4gen.bench.results import write
 from w4gen.bench.sanitized import CASES, PLANTED, asks
@@ -75,11 +74,11 @@ def tool() -> Path | None:
 
 def ran(before: Sequence[str], limit_s: float) -> Ran:
     """Run the calls, under a tool where `before` names one; what takes too long is ended, with all that it started."""
-    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # each tensor has memory of its own, with an end
+    environment = processes.environment(PYTORCH_NO_CUDA_MEMORY_CACHING="1")  # each tensor has memory of its own, with an end
     start = time.perf_counter()
     with tempfile.TemporaryFile("w+") as out:
         process = subprocess.Popen(
-            [*before, sys.executable, "-m", "w4gen.bench.sanitized"],
+            [*before, *processes.module("w4gen.bench.sanitized")],
             stdout=out, stderr=subprocess.STDOUT, env=environment, start_new_session=True,
         )  # fmt: skip
         try:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable
-from functools import partial
 
 import click
 
@@ -33,19 +31,15 @@ def rows() -> str:
     return f"{count(len(found), 'row')}, {old} timed with another Triton"
 
 
-USED: dict[knobs.Knob, Callable[[], object]] = {
-    knobs.DEBUG: knobs.DEBUG.number,
-    knobs.STRICT: knobs.STRICT.number,
-    knobs.ARCH: lambda: arch(knobs.ARCH.read() or "portable"),
-    knobs.JIT: partial(knobs.JIT.chosen, "forbid"),
-}
-"""How knobs that do not take every text are used."""
-
-
 def told(knob: knobs.Knob) -> str:
     """A knob's value, or what is wrong with it."""
     try:
-        USED.get(knob, knob.read)()
+        if knob.kind is not str:
+            knob.number()
+        elif knob.words:
+            knob.chosen()
+        elif knob is knobs.ARCH:
+            arch(knob.read() or "portable")
     except W4Error as error:
         return str(error)
     return knob.read() or "not set"

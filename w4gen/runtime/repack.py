@@ -80,7 +80,7 @@ def _start(kernel: Kernel, count: int, device: torch.device) -> Callable[..., No
     if key not in STARTS and not launch.capturing(device):
         try:
             new = not toolchain.built(kernel, launch.arch_of(device))
-            if new and (count < FEW or knobs.JIT.chosen("forbid")):
+            if new and (count < FEW or knobs.JIT.chosen()):
                 return None
             STARTS[key] = launch.loaded(kernel, kernel.pieces[0], device)
         except W4Error as error:
