@@ -84,7 +84,7 @@ def first_calls(form: str, shapes: Sequence[str], device: str) -> dict[str, Any]
     with tempfile.TemporaryDirectory(prefix="w4gen-") as cache:
         cold, warm = (process(cache, FIRST, device, form, *shapes) for _ in range(2))
     rows = [
-        {"shape": a["shape"], "format": form, "cold_s": round(a["first_ms"] / 1e3, 3), "warm_ms": b["first_ms"]}
+        {"shape": a["shape"], "format": form, "cold_s": round(a["first_ms"] / 1e3, 6), "warm_ms": b["first_ms"]}
         | {"second_ms": b["second_ms"], "make_ms": b["make_ms"]}
         for a, b in zip(cold["rows"], warm["rows"], strict=True)
     ]
