@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import json
 import linecache
@@ -17,7 +18,7 @@ import tempfile
 import threading
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ class Binary:
         return self.data(kind).decode()
 
 
+@functools.cache
 def version() -> str:
     """The installed Triton's version. Raises `ToolchainError` where there is none."""
     try:
@@ -148,7 +150,7 @@ def load(kernel: Kernel, piece: Piece, arch: Arch, overlap: bool) -> Any:
         group = {f"{piece.name}.{kind}": f"{folder}/kernel.{kind}" for kind in binary.files if kind in ("json", "cubin", "hsaco")}
         for name, path in group.items():
             Path(path).write_bytes(binary.files[name.removeprefix(f"{piece.name}.")])
-        made = CompiledKernel(_source(kernel, piece), group, cache.address(kernel.source))
+        made = CompiledKernel(Arguments.of(kernel, piece), group, cache.address(kernel.source))
     made.metadata = made.metadata._replace(launch_pdl=overlap)
     if made.metadata.shared <= PLAIN < binary.shared_bytes:
         # Triton asks for more than the plain limit only where its own part exceeds it: let it ask, and launch with that part
@@ -172,22 +174,35 @@ def starter(made: Any, arch: Arch) -> tuple[Any, tuple[Any, ...]]:
     return run, (made.function, made.packed_metadata, *hooks)
 
 
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """What Triton's launcher asks of the source of a binary: the types of its arguments by name, none of them constant."""
+
+    signature: dict[str, str]
+    constants: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, kernel: Kernel, piece: Piece) -> Arguments:
+        """Those of one function: pointers to tiles in memory, and numbers."""
+        tiles = [kernel.program.tile(name) for name in kernel.program]
+        types = {
+            pointer(kernel.program, name): TYPES[tile.element.name]
+            for name, tile in zip(kernel.program, tiles, strict=True)
+            if tile.space is Space.GLOBAL and isinstance(tile.element, DType)
+        }
+        return cls({name: types.get(name, "i32") for name in piece.arguments})
+
+
 def _source(kernel: Kernel, piece: Piece) -> Any:
+    """What Triton compiles: a function of the text, whose pointers are to multiples of 16 bytes."""
     from triton.compiler import ASTSource
 
-    made = function(kernel, piece)
+    made, signature = function(kernel, piece), Arguments.of(kernel, piece).signature
     if made.is_gluon():
         from triton.experimental.gluon._runtime import GluonASTSource as ASTSource
 
-    program = kernel.program
-    signature, aligned = {}, {}
-    for name in program:
-        if program.tile(name).space is Space.GLOBAL and isinstance(element := program.tile(name).element, DType):
-            signature[pointer(program, name)] = TYPES[element.name]
-    for position, argument in enumerate(piece.arguments):
-        if argument in signature:
-            aligned[(position,)] = [["tt.divisibility", 16]]
-    return ASTSource(made, {name: signature.get(name, "i32") for name in piece.arguments}, {}, aligned)
+    aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(signature.values()) if kind.startswith("*")}
+    return ASTSource(made, signature, {}, aligned)
 
 
 def _compile(kernel: Kernel, piece: Piece, arch: Arch) -> dict[str, bytes]:

@@ -546,6 +546,17 @@ def test_a_call_may_not_compile_where_that_is_forbidden(fresh_cache: Path, monke
         toolchain.load(kernel, piece, arch, overlap=False)
 
 
+def test_a_binary_is_loaded_and_its_text_is_not_run(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That would import Gluon and read every function: most of the time of a warm first call."""
+    kernel, arch = w4gen.compile("5x256x64", arch="sm_90"), ARCHES["sm_90"]
+    (piece,) = kernel.pieces
+    source = toolchain._source(kernel, piece)
+    toolchain.build(kernel, arch)
+    monkeypatch.delattr(toolchain, "module")
+    made = toolchain.load(kernel, piece, arch, overlap=False)
+    assert (made.src.signature, made.src.constants) == (source.signature, source.constants)
+
+
 @pytest.mark.parametrize("state", ["damaged", "closed"])
 def test_what_is_in_tritons_own_cache_does_not_matter(
     state: str, fresh_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

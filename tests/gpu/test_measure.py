@@ -79,7 +79,10 @@ def test_events_see_the_gpu_and_not_a_slow_host() -> None:
         return plain(x)
 
     layer.forward = forward  # type: ignore[method-assign]
-    assert profile.event_us({"it": layer}, lambda: layer(x))["it"] < 25
+    least = min(
+        profile.event_us({"it": layer}, lambda: layer(x))["it"] for _ in range(5)
+    )  # other processes may have the GPU between
+    assert least < 25
     assert profile.host_us({"it": layer}, lambda: layer(x))["it"] > 50
 
 

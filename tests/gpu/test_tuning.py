@@ -25,9 +25,9 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("m", [1, 16])
 def test_a_layer_is_tuned_and_used(m: int, fresh_cache: Path) -> None:
     device = torch.device("cuda", 0)
-    problem, arch = problem_of(m=m, n=4096, k=4096), arch_of(device)
+    problem, arch = problem_of(m=m, n=3072, k=4096), arch_of(device)  # of no model whose rows are shipped
     before = trial(compile(problem, arch), m, device)()
-    ((_, row, found),) = w4gen.tune([(problem, m, 1)], 20)  # seconds in all: of the process too
+    ((_, row, found),) = w4gen.tune([(problem, m, 1)], 30)  # seconds in all: of the process too
     assert row is not None
     assert (row.device, row.triton) == (arch.device, tuned.load(tuned.path_of(arch.name))[0].triton)
     assert row.us <= 1.1 * before
