@@ -86,37 +86,59 @@ def round_to_nearest(w: torch.Tensor, form: Format) -> Parts:
     weight is not finite or a scale or zero does not fit its type.
     """
     refuse_non_finite(w, "weight")
-    return _rounded(w.detach().float(), form, "")[0]
+    return _rounded(w.detach(), form, "")
 
 
-def _rounded(w: torch.Tensor, form: Format, at: str) -> tuple[Parts, torch.Tensor]:
-    """The parts of values f32[rows, columns], named from `at` on, and what they stand for."""
-    (rows, columns), inside = w.shape, f"{at}." if at else ""
+SLAB = 2**22
+"""Weights of the rows that are worked on at a time: what is made of them in between stays small beside a large layer."""
+
+
+def _rounded(w: torch.Tensor, form: Format, at: str) -> Parts:
+    """The parts of values float[rows, columns], named from `at` on."""
+    inside = f"{at}." if at else ""
     lines = w.reshape(1, -1) if form.flat else w
-    length, group = lines.shape[1], form.group_in(lines.shape[1])
-    groups, padded = form.groups(length), _per_group(lines, form)
-    # the padding must not widen the range of a partial last group: it repeats that group's first weight
-    filled = torch.where(torch.arange(groups * group, device=w.device).reshape(groups, group) < length, padded, padded[..., :1])
     parts: Parts = {}
     if isinstance(form.codebook, str):
-        parts[f"{inside}codebook"] = book = _learned(filled, form)
+        parts[f"{inside}codebook"] = book = _learned(_filled(lines, form), form)
     else:
         book = torch.tensor(form.values, dtype=torch.float32, device=w.device)
-    scale, zero = _scales(filled, form, book, inside, parts)
-    codes = _nearest(filled, scale, zero, form, book).reshape(-1, groups * group)[:, :length].reshape(rows, columns)
-    parts = {at or "codes": codes.to(torch.uint8).contiguous(), **parts}
-    return parts, values(parts, form, torch.float32, at)
+    extents = [torch.cat(each) for each in zip(*(_extent(_filled(slab, form)) for slab in _slabs(lines)), strict=True)]
+    scale, zero = _scales(*extents, form, book, inside, parts)
+    codes, first = torch.empty(lines.shape, dtype=torch.uint8, device=w.device), 0
+    for slab in _slabs(lines):
+        own = slice(first, first + len(slab))
+        found = _nearest(_filled(slab, form), scale[own], None if zero is None else zero[own], form, book)
+        codes[own] = found.reshape(len(slab), -1)[:, : lines.shape[1]]
+        first += len(slab)
+    return {at or "codes": codes.reshape(w.shape), **parts}
+
+
+def _slabs(rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Some rows of a matrix after the others."""
+    return rows.split(max(1, SLAB // max(1, rows.shape[1])))
+
+
+def _filled(lines: torch.Tensor, form: Format) -> torch.Tensor:
+    """f32[lines, groups, group]. A partial last group repeats its first weight, which does not widen its range."""
+    length, group, padded = lines.shape[1], form.group_in(lines.shape[1]), _per_group(lines.float(), form)
+    inside = torch.arange(padded.shape[1] * group, device=lines.device).reshape(-1, group) < length
+    return torch.where(inside, padded, padded[..., :1])
+
+
+def _extent(filled: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The least, the largest, and the average size of weights in each group [lines, groups]."""
+    return filled.amin(-1), filled.amax(-1), filled.abs().mean(-1)
 
 
 def _scales(
-    filled: torch.Tensor, form: Format, book: torch.Tensor, inside: str, parts: Parts
+    low: torch.Tensor, high: torch.Tensor, size: torch.Tensor, form: Format, book: torch.Tensor, inside: str, parts: Parts
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Scales and zeros as stored [lines, groups] of weights [lines, groups, group]; what they are made of goes into `parts`.
+    """Scales and zeros as stored [lines, groups] of groups with these extents; what they are made of goes into `parts`.
 
     A zero that is subtracted before scaling must leave a scale to multiply: there the range takes 0 in.
     """
     finite = book[torch.isfinite(book)]
-    least, most, low, high = float(finite.min()), float(finite.max()), filled.amin(-1), filled.amax(-1)
+    least, most = float(finite.min()), float(finite.max())
     if form.scale is None:
         scale = torch.ones_like(low)
     elif form.zero is None:
@@ -124,7 +146,7 @@ def _scales(
         # a format without negative values clips negative weights to its least
         need = torch.stack(sides).amax(0).clamp(min=0)
         if len(finite) == 2 and least == -most:  # no value is small: the two stand for the average size, not the extremes
-            need = filled.abs().mean(-1) / most
+            need = size / most
         scale = _stored(need, form.scale, f"{inside}scale", form, parts)
     else:
         if not form.zero_after_scale:
@@ -161,9 +183,8 @@ def _stored(need: torch.Tensor, kind: DType | Format, at: str, form: Format, par
             need = torch.exp2(torch.ceil(torch.log2(need.double()).clamp(min=-127))).float()
         if kind.scale is None:
             _refuse_beyond(need, max(value for value in kind.values if math.isfinite(value)), kind, at, form)
-        made, found = _rounded(need, kind, at)
-        parts |= made
-        return found
+        parts |= _rounded(need, kind, at)
+        return values(parts, kind, torch.float32, at)
     parts[at] = need.to(dtypes.torch_dtype(kind))
     _refuse_beyond(need, kind.max, kind, at, form)
     return parts[at].float()
@@ -196,7 +217,7 @@ def clipped(w: torch.Tensor, form: Format) -> torch.Tensor:
     best, least = lines, torch.full_like(_per_group(lines, form)[..., 0], math.inf)
     for share in SHARES:
         cut = lines.clamp(-share * largest, share * largest)
-        found = _rounded(cut.reshape(w.shape), form, "")[1].reshape(lines.shape)
+        found = values(_rounded(cut.reshape(w.shape), form, ""), form, torch.float32).reshape(lines.shape)
         error = _per_group((found - lines) ** 2, form).sum(-1)
         better = _spread(error < least, form, *w.shape).reshape(lines.shape)
         best, least = torch.where(better, cut, best), torch.minimum(error, least)
@@ -238,7 +259,11 @@ def _learned(filled: torch.Tensor, form: Format) -> torch.Tensor:
 
 def refuse_non_finite(tensor: torch.Tensor, what: str) -> None:
     """Raise `FormatError` naming the first NaN or infinity of a [rows, columns] tensor."""
-    bad = torch.nonzero(~torch.isfinite(tensor))
-    if len(bad):
-        where = bad[0].tolist()
-        raise FormatError(f"{what}{where} is {tensor[tuple(where)].item()}: only finite values can be quantized, mend it first")
+    first = 0
+    for slab in _slabs(tensor):
+        bad = torch.nonzero(~torch.isfinite(slab))
+        if len(bad):
+            row, column = bad[0].tolist()
+            where, value = [first + row, column], slab[row, column].item()
+            raise FormatError(f"{what}{where} is {value}: only finite values can be quantized, mend it first")
+        first += len(slab)
