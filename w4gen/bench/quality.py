@@ -171,7 +171,7 @@ SUBJECTS = {"language": language, "sentences": sentences}
 
 def through_kernels(held: Subject, label: str) -> Figures:
     """Scores in float16 on a GPU: of dense layers that hold the rounded weights, and of kernels over their codes."""
-    form, model = named(label), copy.deepcopy(held.model).half()
+    form, model = named(label), torch.nn.Module.half(copy.deepcopy(held.model))  # some releases refuse `model.half()` after GGUF
     halves = {name: weight.half().float() for name, weight in held.weights.items()}
     put(model, halves, lambda weight: rounded(weight, form))
     (name, dense), *_ = held.score(model).items()

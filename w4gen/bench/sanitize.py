@@ -37,7 +37,7 @@ OPTIONS = {"memcheck": ["--padding", "256"]}
 SHARED = ["--report-api-errors", "no", "--show-backtrace", "no", "--destroy-on-device-error", "kernel"]
 BLIND = "it did not see the planted fault"
 _OPEN = '`slots = gl.inline_asm_elementwise(OPEN, "=r", [], dtype=gl.int32, is_pure=False, pack=1)`'
-_STATE = "Error: Race reported between Read access at `def {0}(` and Write access at `def {0}(` and Write access at `gl.warp_specialize(`"
+_STATE = "{0}: Error: Race reported between Read access at `def {0}(` and Write access at `def {0}(` and Write access at `{1}`"
 _DISPATCH = (
     "Triton's own word that tells further warps what to run, read by LDS.U8 and written by two STS.64: barrier 1 of all warps is "
     "behind each write, and before the second one, but warps wait at it in different places, which the tool does not pair"
@@ -45,7 +45,7 @@ _DISPATCH = (
 EXPLAINED = {
     f"gemv_half: Warning: Race reported between Write access at {_OPEN} and Read access at {_OPEN}": "one thread makes a barrier "
     "(SYNCS.EXCH.64) and tells it the bytes that it waits for (SYNCS.ARRIVE.TRANS64): its own instructions are in order",
-    **{f"{name}: {_STATE.format(name)}": _DISPATCH for name in ("gemm_wgmma", "dgrad_wgmma")},
+    **{_STATE.format(name, "gl.warp_specialize("): _DISPATCH for name in ("gemm_wgmma", "dgrad_wgmma")},
 }
 """Reports that are told and do not count: the kernel, the kind and its lines, as `named` says them, and why there is no fault."""
 
