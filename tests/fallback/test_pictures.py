@@ -69,15 +69,46 @@ def test_everyone_who_answered_is_a_line_and_who_did_not_is_none() -> None:
     assert "humming" not in found
 
 
+NONE: dict[str, Any] = {"figures": []}
+
+
 def test_a_floor_is_reading_or_multiplying_whichever_takes_longer() -> None:
-    roof = pictures.Roof.over(RUN["rows"], machine(read=4600.0, matrix=700.0, decode=9000.0))
+    rows = RUN["rows"]
+    roof = pictures.Roof.over(rows, rows, machine(read=4600.0, matrix=700.0, decode=9000.0))
     assert roof.floor_us(row(1, 4.0, 13.0)) == 2.0
     assert roof.floor_us(row(4096, 200.0, 200.0)) == pytest.approx(2 * 4096**3 / 700e6)
     assert (roof.read, roof.matrix, roof.decode) == (4600.0, 700.0, pytest.approx(9000 * 33 / 64))
-    without = pictures.Roof.over(RUN["rows"], None)
+
+
+def test_no_point_is_its_own_ceiling() -> None:
+    """Without large matmuls a floor is that of reading; with them, all of the machine's count and not those of a format."""
+    few = [row(16, 3.2, 9.0), row(256, 20.0, 21.0)]
+    without = pictures.Roof.over(few, few, NONE)
     assert without.read == pytest.approx(4096 * 4096 * 33 / 64 / 2.0 / 1e3)
-    assert without.matrix == pytest.approx(2 * 64 * 4096**2 / 9.0 / 1e6)
-    assert without.decode is None
+    assert (without.matrix, without.decode) == (None, None)
+    assert without.floor_us(few[0]) / few[0]["us"] == pytest.approx(2.0 / 3.2)
+    large = [*few, row(512, 40.0, 30.0, format="nf4_g64")]
+    assert pictures.Roof.over(few, large, NONE).matrix == pytest.approx(2 * 512 * 4096**2 / 30.0 / 1e6)
+    seldom = pictures.Roof.over(few, large, machine(read=4600.0, matrix=400.0))
+    assert seldom.matrix == pytest.approx(573, abs=1), "what was reached is below the ceiling"
+
+
+def test_what_is_not_known_is_no_ceiling_of_a_picture() -> None:
+    pytest.importorskip("matplotlib")
+    roofline, _, heat = pictures.drawn([comparison(row(1, 4.0, 13.0), row(8, 4.0, 13.0), row(16, 4.0, 13.0))])
+    legend = [each.get_text() for each in roofline.figure.axes[0].get_legend().get_texts()]
+    assert legend[-1] == "multiplying: not measured"
+    assert [text.get_text() for text in heat.figure.axes[0].texts] == ["50%"] * 3
+    assert heat.shows == "How near a time is to its floor: only reading the weight."
+
+
+def test_the_heat_of_a_committed_file_is_the_share_that_its_table_tells() -> None:
+    """Up to 16 rows nothing multiplies for as long as it reads."""
+    pytest.importorskip("matplotlib")
+    found = json.loads((ROOT / "docs" / "results" / "formats-h200.json").read_text())
+    told = {f"{each['floor_us'] / each['us']:.0%}" for each in found["rows"] if each["format"] == "uint4_g128_z"}
+    (heat,) = [each for each in pictures.drawn([found]) if each.name == "floor-nvidia-h200-uint4-g128-z-f16"]
+    assert {text.get_text() for text in heat.figure.axes[0].texts} == told
 
 
 def test_pictures_of_made_up_runs_say_what_they_hold() -> None:
@@ -89,7 +120,7 @@ def test_pictures_of_made_up_runs_say_what_they_hold() -> None:
     (axes,) = roofline.figure.axes
     legend = [each.get_text() for each in axes.get_legend().get_texts()]
     assert legend == ["cuBLAS", "w4gen", "reading: 4,600 GB/s", "decoding: 4,641 GB/s", "multiplying: 700 TFLOP/s"]
-    assert "measured on this machine" in roofline.shows
+    assert roofline.shows.endswith("ceilings: reading as measured on this machine, multiplying as its fastest matmul.")
     points = axes.collections[1].get_offsets()
     assert [float(each) for each in points[0]] == pytest.approx(
         [2 * 4096**2 / (4096**2 * 33 // 64 + 4 * 4096), 2 * 4096**2 / 4e6]

@@ -19,6 +19,8 @@ WIDE, DPI = 6.4, 150
 COLORS = {"w4gen": "C0", "cuBLAS": "0.45", "floor": "black", "dequantize, matmul": "C1", "tinygemm": "C2", "gemlite": "C3"} | {
     "humming": "C4", "bitsandbytes": "C5"
 }  # fmt: skip
+LARGE = 512
+"""Rows of x from which a matmul tells how fast the machine multiplies."""
 MOST = 6
 """Layers of a picture of time against M: the largest."""
 
@@ -55,31 +57,39 @@ def canvas(high: float, columns: int = 1, rows: int = 1) -> tuple[Any, list[Any]
 
 @dataclass(frozen=True, slots=True)
 class Roof:
-    """What rows are drawn under: GB/s of reading, TFLOP/s of multiplying, GB/s of codes decoded where known, and their source."""
+    """What rows are drawn under: GB/s of reading, TFLOP/s of multiplying, GB/s of codes decoded, where known, and their source."""
 
     read: float
-    matrix: float
+    matrix: float | None
     decode: float | None
     source: str
 
     @classmethod
-    def over(cls, rows: Sequence[Facts], machine: Facts | None) -> Roof:
-        """That of a machine whose ceilings were measured; without, what floors and matmuls reached in the rows."""
+    def over(cls, rows: Sequence[Facts], every: Sequence[Facts], machine: Facts) -> Roof:
+        """That of a machine over rows of one format; what `every` row of it in the same type of x reached is below its ceilings.
+
+        Small matmuls do not multiply as fast as the machine does: they would be their own ceiling.
+        """
         first = rows[0]
         label, kind = first["format"], first["dtype"]
-        fastest = max(*speeds(rows, "cublas_us"), *speeds(rows, "us"))
-        reached = max(row["bytes"] / row["floor_us"] for row in rows) / 1e3, fastest
-        if machine is None:
-            return cls(*reached, None, "as floors and matmuls of these rows reached them")
-        read = measured(machine, "read") or reached[0]
-        matrix = max(measured(machine, f"matrix {kind}, {size}") or 0.0 for size in (4096, 8192)) or reached[1]
+        large = [row for row in every if row["m"] >= LARGE]
+        matmuls = [each["value"] for each in machine["figures"] if each["name"].startswith(f"matrix {kind},")]
+        fastest = max([*matmuls, *speeds(large, "cublas_us"), *speeds(large, "us")], default=None)
+        reached = max(row["bytes"] / row["floor_us"] for row in rows) / 1e3
         decode = measured(machine, f"decode {label} to {kind}", label)
-        bits = first["bytes"] / (first["k"] * first["n"])
-        return cls(read, matrix, decode and decode * bits, "measured on this machine")
+        read = measured(machine, "read")
+        how = "these rows' floors" if read is None else "measured on this machine"
+        source = f"ceilings: reading as {how}, multiplying as its fastest matmul"
+        return cls(read or reached, fastest, decode and decode * first["bytes"] / (first["k"] * first["n"]), source)
 
     def floor_us(self, row: Facts) -> float:
-        """Microseconds below which a row cannot go: reading its weight, or multiplying."""
-        return float(max(row["floor_us"], work(row) / self.matrix / 1e6))
+        """Microseconds below which a row cannot go: reading its weight, or multiplying where that is known."""
+        return float(max(row["floor_us"], work(row) / self.matrix / 1e6 if self.matrix else 0.0))
+
+    @property
+    def multiplying(self) -> str:
+        """How fast the machine multiplies, in words."""
+        return f"multiplying: {self.matrix:,.0f} TFLOP/s" if self.matrix else "multiplying: not measured"
 
 
 def drawn(runs: Sequence[Facts]) -> Iterator[Picture]:
@@ -87,11 +97,11 @@ def drawn(runs: Sequence[Facts]) -> Iterator[Picture]:
     timed = [run for run in runs if any("cublas_us" in row for row in run.get("rows", ()))]
     for device in dict.fromkeys(run["device"] for run in timed):
         here = [forward(run) for run in timed if run["device"] == device]
-        machine = next((run for run in runs if "figures" in run and run["device"] == device), None)
+        machine = next((run for run in runs if "figures" in run and run["device"] == device), {"figures": []})
         for kind in dict.fromkeys((row["format"], row["dtype"]) for rows in here for row in rows):
             groups = [same for rows in here if (same := [row for row in rows if (row["format"], row["dtype"]) == kind])]
             every = [row for group in groups for row in group]
-            roof = Roof.over(every, machine)
+            roof = Roof.over(every, [row for rows in here for row in rows if row["dtype"] == kind[1]], machine)
             yield roofline(device, kind, every, roof)
             if len({row["m"] for row in every}) > 2:
                 yield against_m(device, kind, groups)
@@ -138,15 +148,16 @@ def roofline(device: str, kind: tuple[str, str], rows: Sequence[Facts], roof: Ro
         ends += [min(at) / 2, max(at) * 2]
     slopes = [("reading", roof.read, "-"), *([("decoding", roof.decode, ":")] if roof.decode else [])]
     for name, slope, style in slopes:
-        knee = [min(ends), min(roof.matrix * 1e3 / slope, max(ends)), max(ends)]
-        line = [min(slope * each / 1e3, roof.matrix) for each in knee]
+        flat = roof.matrix or float("inf")
+        knee = [min(ends), min(flat * 1e3 / slope, max(ends)), max(ends)]
+        line = [min(slope * each / 1e3, flat) for each in knee]
         axes.plot(knee, line, style, color="black", linewidth=1, label=f"{name}: {slope:,.0f} GB/s")
-    axes.plot([], [], " ", label=f"multiplying: {roof.matrix:,.0f} TFLOP/s")
+    axes.plot([], [], " ", label=roof.multiplying)
     axes.set(xscale="log", yscale="log", xlabel="operations a byte", ylabel="TFLOP/s")
     axes.grid(True, which="major", linewidth=0.3)
     axes.legend(fontsize=7, loc="lower right")
     title = f"Roofline: {kind[0]}, x in {kind[1]}, {device}"
-    shows = f"Each point is a layer at an M, cuBLAS over 16-bit weights; ceilings {roof.source}."
+    shows = f"Each point is a layer at an M, cuBLAS over 16-bit weights; {roof.source}."
     return titled("roofline", title, shows, figure, device, *kind)
 
 
@@ -218,9 +229,8 @@ def heat(device: str, kind: tuple[str, str], rows: Sequence[Facts], roof: Roof) 
             if share == share:  # not measured is NaN
                 axes.text(x, y, f"{share:.0%}", ha="center", va="center", fontsize=7)
     title = f"% of the floor: {kind[0]}, x in {kind[1]}, {device}"
-    shows = (
-        f"How near a time is to its floor: only reading the weight, or multiplying at {roof.matrix:,.0f} TFLOP/s, {roof.source}."
-    )
+    other = f", or {roof.multiplying}, its fastest matmul" if roof.matrix else ""
+    shows = f"How near a time is to its floor: only reading the weight{other}."
     return titled("floor", title, shows, figure, device, *kind)
 
 
