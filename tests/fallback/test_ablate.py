@@ -169,6 +169,13 @@ def test_the_command_prints_a_table_and_writes_json(on_a_gpu: list[tuple[Ask, We
     assert "| decode | nf4_g64 is a table itself |" in section
 
 
+def test_a_part_that_beats_its_floor_is_told(on_a_gpu: list[tuple[Ask, Weight]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ablate, "floor", lambda *_: type("Timing", (), {"us": 2.5}))
+    told = run("--ablate", "--shape", "1x512x256").output
+    assert told.count("MEASURING ERROR: 1x512x256 int4_g128 f16 overlap in 2.00 us beats its floor of 2.50 us") == 1
+    assert len(ablate.ablate(["1x512x256"])["measuring_errors"]) == 1
+
+
 def test_a_wrong_part_is_called_wrong(on_a_gpu: list[tuple[Ask, Weight]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ablate, "attempt", lambda *_: ablate.Attempt(lambda: 1.0, 0.5, 3e-4, False))
     told = run("--ablate", "--shape", "1x512x256").output

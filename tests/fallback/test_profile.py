@@ -183,6 +183,13 @@ def test_the_command_prints_both_phases_and_writes_json(on_a_gpu: None, tiny: Pa
     assert "| model.layers.*.mlp.down_proj | 2 | 1 | 128 → 64 | int4_g64 | 2.00 | 50% | 3.00 |" in page
 
 
+def test_a_layer_that_beats_its_floor_is_told(on_a_gpu: None, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "floor", lambda *_: Timing(2.1, 0.0))
+    told = run(str(tiny), "--format", "int4_g64", "--dtype", "bfloat16", "--prompt", "5").output
+    line = "MEASURING ERROR: decode, model.layers.*.mlp.down_proj in 2.00 us beats its floor of 2.10 us by more than noise (1.0%)"
+    assert line in told.splitlines()
+
+
 def test_without_a_gpu_bounds_and_predictions_are_offered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("w4gen.commands.profile.detected", lambda: "portable")
     with pytest.raises(W4Error, match=r"run w4gen profile where one is; w4gen roofline --model Qwen2\.5-1\.5B"):

@@ -20,7 +20,7 @@ from w4gen.api import parse_shape, problem_of
 from w4gen.bench.contenders import Contender, answering, contender, host_us, once_us, rows, timed
 from w4gen.bench.facts import facts, here
 from w4gen.bench.floors import floor
-from w4gen.bench.noise import too_fast
+from w4gen.bench.noise import checked, too_fast
 from w4gen.bench.peers import Given
 from w4gen.ir.rounding import limit
 from w4gen.ir.types import Format
@@ -135,7 +135,7 @@ def told(shape: str, row: dict[str, Any]) -> str:
     for each in row["others"]:
         figures = each.get("why") or f"{each['us']:8.2f} us ({cublas / each['us']:.2f} x cuBLAS)  error {each['error']:.2e}"
         lines.append(f"{'':>14} {each['name']:18} {figures}")
-    return "\n".join([*lines, *(f"{'':>14} {each}" for each in too_fast(row))])
+    return "\n".join([*lines, *(f"{'':>14} {each}" for each in too_fast({"rows": [row]}))])
 
 
 @contextmanager
@@ -174,4 +174,4 @@ def compare(
         found.append(row := measure(*shape, device, with_peers))
         progress(told("x".join(map(str, shape[:3])), row))
         torch.cuda.empty_cache()
-    return facts("w4gen.cli") | {"method": METHOD, "rows": found}
+    return checked(facts("w4gen.cli") | {"method": METHOD, "rows": found})

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from w4gen.bench.noise import too_fast
 from w4gen.bench.spans import sorts
 from w4gen.paths import CHECKOUT
 
@@ -168,6 +169,7 @@ def section(facts: Mapping[str, Any]) -> str:
     variants = facts["variants"]
     title = f"## {facts['model']}: a prompt of {facts['prompt']} tokens, {facts['new']} new ones"
     parts = [title, where(facts), speeds(variants), gaps(variants), rest(variants), others(variants), failures(variants)]
+    parts += [f"**{each}**" for each in too_fast(facts)]
     return "\n\n".join(part for part in parts if part)
 
 

@@ -57,7 +57,7 @@ def canvas(high: float, columns: int = 1, rows: int = 1) -> tuple[Any, list[Any]
 
 @dataclass(frozen=True, slots=True)
 class Roof:
-    """What rows are drawn under: GB/s of reading, TFLOP/s of multiplying, GB/s of codes decoded, where known, and their source."""
+    """What rows are drawn under: GB/s of reading, TFLOP/s of multiplying, GB/s of codes decoded where known, their source."""
 
     read: float
     matrix: float | None

@@ -22,6 +22,7 @@ import torch
 from w4gen.bench.decoder import Decoder, built
 from w4gen.bench.facts import facts, here
 from w4gen.bench.floors import floor
+from w4gen.bench.noise import checked
 from w4gen.bench.quantizers import known
 from w4gen.bench.replay import captured, kernels
 from w4gen.ir.types import Format
@@ -292,4 +293,4 @@ def profile(
         phases = {name: phase(decoder, getattr(decoder, call), count, dense[name]) for name, (call, count) in calls.items()}
     asked = {"about": dict(about), "format": str(format), "quantizer": quantizer, "dtype": dtype}
     end = {"skipped": skipped, "fallbacks": list(dict.fromkeys(told)), "took_s": round(time.perf_counter() - start, 1)}
-    return facts("w4gen.cli") | asked | {"prompt": prompt, "method": METHOD, "phases": phases} | end
+    return checked(facts("w4gen.cli") | asked | {"prompt": prompt, "method": METHOD, "phases": phases} | end)

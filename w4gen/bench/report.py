@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from w4gen.bench.noise import too_fast
+from w4gen.bench.noise import impossible, too_fast
 from w4gen.paths import CHECKOUT
 from w4gen.tuned import Row, load, problem
 
@@ -216,7 +216,6 @@ def told(facts: Mapping[str, Any], name: str) -> str:
     parts = [f"## {facts.get('title', name)}", f"{where}. `{facts['command']}`"]
     parts += [f"Method: {facts['method']}."] if "method" in facts else []
     parts += [table(facts["rows"]), others(facts["rows"])] if "rows" in facts else []
-    parts += [f"**{each}** ({row['m']}x{row['k']}x{row['n']})" for row in facts.get("rows", ()) for each in too_fast(row)]
     extra = [row["extra_bytes"] / row["dense_bytes"] for row in facts.get("rows", ()) if "extra_bytes" in row]
     parts += [f"Memory beyond inputs and output: at most {max(extra):.1%} of the dequantized weight."] if extra else []
     parts += [LADDER, *map(ladder, facts["ladders"])] if "ladders" in facts else []
@@ -227,6 +226,7 @@ def told(facts: Mapping[str, Any], name: str) -> str:
     parts += [PAID, amortized(facts["amortized"])] if "amortized" in facts else []
     parts += [ceilings(facts)] if "figures" in facts else []
     parts += [PROFILE, *(phase(name, each) for name, each in facts["phases"].items())] if "phases" in facts else []
+    parts += [f"**{each}**" for each in too_fast(facts)]
     parts += ["\n".join(f"- fell back: {why}" for why in facts.get("fallbacks", ()))]
     parts += ["\n".join(f"- left as it was: {each}" for each in facts.get("skipped", ()))]
     if "host" in facts:
@@ -258,7 +258,8 @@ def tuned_rows(path: Path) -> str:
         )
         lines.append(f"| {label} | {rows_of_x} | {len(rows)} | {figures} |")
     made = ", ".join(sorted({f"{row.device}, Triton {row.triton}" for row in load(path)}))
-    return "\n\n".join([f"## Tuned rows of {path.stem}", made, TUNED, "\n".join(lines)])
+    wrong = [f"**{each}**" for row in load(path) for each in impossible(row)]
+    return "\n\n".join([f"## Tuned rows of {path.stem}", made, TUNED, "\n".join(lines), *wrong])
 
 
 def known(facts: Mapping[str, Any]) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 
 import w4gen
 from w4gen.api import parse_layer
+from w4gen.bench.noise import too_fast
 from w4gen.bench.results import write
 from w4gen.commands.question import as_json, load_format, numbers, table, tell
 from w4gen.errors import ShapeError
@@ -54,4 +56,6 @@ def curve(
         ]
         for place, m in enumerate(found.ms)
     ])  # fmt: skip
+    for each in too_fast(asdict(found)):
+        click.echo(each)
     return None

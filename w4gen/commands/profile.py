@@ -60,6 +60,8 @@ def shown(facts: dict[str, Any], say: Callable[[str], Any]) -> None:
         table(*heads, rows=map(cells, phase["layers"]))
         say("")
     say(LEGEND)
+    for each in facts["measuring_errors"]:
+        say(each)
     for why in facts["fallbacks"]:
         say(f"fell back: {why}")
     for each in facts["skipped"]:
