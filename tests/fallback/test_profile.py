@@ -183,6 +183,30 @@ def test_the_command_prints_both_phases_and_writes_json(on_a_gpu: None, tiny: Pa
     assert "| model.layers.*.mlp.down_proj | 2 | 1 | 128 → 64 | int4_g64 | 2.00 | 50% | 3.00 |" in page
 
 
+def test_the_weights_of_a_folder_are_taken(on_a_gpu: None, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is multiplied by is what was saved; without weights, and of a config.json, they are random."""
+    saved = decoder.built(end_to_end.TINY, torch.bfloat16, CPU, 16)
+    expected = saved.model.layers[1].mlp.up_proj.weight.detach().fill_(0.125).clone()
+    about = json.loads((tiny / "config.json").read_text())
+    seen: list[Any] = []
+    convert = quantizers.known("w4gen").convert
+
+    def converted(model: torch.nn.Module, form: Any) -> list[str]:
+        seen.append(model.model.layers[1].mlp.up_proj.weight.detach().clone())
+        return convert(model, form)
+
+    monkeypatch.setattr(profile, "known", lambda name: SimpleNamespace(convert=converted))
+    asked = ("--format", "int4_g64", "--dtype", "bfloat16", "--prompt", "5")
+    assert run(str(tiny), *asked).stdout.splitlines()[0] == "weights: random"
+    saved.save_pretrained(tiny)
+    assert run(str(tiny), *asked).stdout.splitlines()[0] == f"weights: {tiny}"
+    assert run(str(tiny / "config.json"), *asked).stdout.splitlines()[0] == "weights: random"
+    assert [torch.equal(each, expected) for each in seen] == [False, True, False]
+    (tiny / "config.json").write_text(json.dumps(about | {"quantization_config": {"quant_method": "gptq"}}))
+    with pytest.raises(ShapeError, match=r"holds weights that are quantized: give one of plain weights, or a config\.json"):
+        raise run(str(tiny), *asked).exception
+
+
 def test_a_layer_that_beats_its_floor_is_told(on_a_gpu: None, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile, "floor", lambda *_: Timing(2.1, 0.0))
     told = run(str(tiny), "--format", "int4_g64", "--dtype", "bfloat16", "--prompt", "5").output
