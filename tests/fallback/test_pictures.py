@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from w4gen.bench import pictures
-from w4gen.bench.page import page, runs
+from w4gen.bench.page import devices, page, runs
 from w4gen.cli import cli
 from w4gen.errors import W4Error
 
@@ -208,6 +208,15 @@ def test_tables_are_there_and_markup_is_text() -> None:
     text = page(files, [])
     assert "&lt;b&gt;a GPU" in text
     assert "<b>a GPU" not in text
+
+
+def test_the_page_begins_with_the_gpus_and_their_dates() -> None:
+    """What was worked out without one is not among them, unless there is nothing else."""
+    runs = {Path(str(place)): {"device": device, "date": date} for place, (device, date) in enumerate([
+        ("H200", "day 2"), ("cpu", "day 3"), ("H200", "day 1"), ("B200", "day 1"), ("H200", "day 2")
+    ])}  # fmt: skip
+    assert devices(runs) == "H200, day 1, day 2; B200, day 1"
+    assert devices({Path("x"): {"facts": {"device": "cpu", "date": "day 3"}}}) == "cpu, day 3"
 
 
 def test_every_committed_file_of_results_is_on_the_page() -> None:

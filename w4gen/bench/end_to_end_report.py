@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from w4gen.bench.noise import too_fast
+from w4gen.bench.results import where
 from w4gen.bench.spans import sorts
 from w4gen.paths import CHECKOUT
 
@@ -156,12 +157,6 @@ def failures(variants: Mapping[str, Any]) -> str:
         if "failed" in each
     ]
     return "\n".join(["Not measured:", "", *told]) if told else ""
-
-
-def where(facts: Mapping[str, Any]) -> str:
-    """Where a run was made, and how."""
-    versions = f"torch {facts['torch']}, Triton {facts['triton']}, CUDA {facts['cuda']}"
-    return f"{facts['device']}, {versions}, {facts['date']}. `{facts['command']}`"
 
 
 def section(facts: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from statistics import geometric_mean
 from typing import Any
 
 from w4gen.bench.noise import impossible, too_fast
+from w4gen.bench.results import where
 from w4gen.paths import CHECKOUT
 from w4gen.tuned import Row, load, problem
 
@@ -212,8 +213,7 @@ def section(path: Path) -> str:
 
 def told(facts: Mapping[str, Any], name: str) -> str:
     """What a run found, as Markdown, under its own title or `name`."""
-    where = f"{facts['device']}, torch {facts['torch']}, Triton {facts['triton']}, CUDA {facts['cuda']}, {facts['date']}"
-    parts = [f"## {facts.get('title', name)}", f"{where}. `{facts['command']}`"]
+    parts = [f"## {facts.get('title', name)}", where(facts)]
     parts += [f"Method: {facts['method']}."] if "method" in facts else []
     parts += [table(facts["rows"]), others(facts["rows"])] if "rows" in facts else []
     extra = [row["extra_bytes"] / row["dense_bytes"] for row in facts.get("rows", ()) if "extra_bytes" in row]

@@ -1,4 +1,4 @@
-"""Files of results, written without torch."""
+"""Files of results, and where they come from, without torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,13 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+
+def where(facts: Mapping[str, Any]) -> str:
+    """Where, with what and when a run was made, and its command; what files of older versions do not note is left out."""
+    named = ("w4gen", "w4gen"), ("torch", "torch"), ("Triton", "triton"), ("CUDA", "cuda"), ("driver", "driver")
+    versions = ", ".join(f"{name} {facts[key]}" for name, key in named if facts.get(key))
+    return f"{facts['device']}, {versions}, {facts['date']}. `{facts['command']}`"
 
 
 def write(out: Path, results: Mapping[str, Any]) -> None:
