@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -13,7 +14,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from w4gen import tuned
+from w4gen import ahead, tuned
 from w4gen.api import problem_of
 from w4gen.bench import compare, contenders, report
 from w4gen.bench.contenders import Contender
@@ -125,6 +126,30 @@ def test_peers_answer_with_the_same_weight_and_others_say_why_not(on_a_gpu: None
     assert of_nf4["bitsandbytes"].startswith("is not here (")
     assert of_nf4["bitsandbytes"].endswith("pip install bitsandbytes")
     assert of_nf4["gemlite"] == "takes 4-bit integers with a 16-bit scale for a group and no zero, not nf4_g64"
+
+
+@pytest.mark.parametrize("cached", [False, True], ids=["compiled", "found"])
+def test_our_first_call_counts_packing_and_compiling_too(
+    on_a_gpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cached: bool
+) -> None:
+    """Where the cache had the kernel, what compiling takes is not known."""
+    packings: list[float] = []
+
+    def stored_for(w: Weight, device: torch.device) -> Weight:
+        packings.append(0.05)
+        time.sleep(packings[-1])
+        return w
+
+    monkeypatch.setattr(ahead, "compiled", lambda asks: (ahead.Done(ask, cached=cached, seconds=7.5) for ask in asks))
+    monkeypatch.setattr(compare, "here", lambda: CPU)
+    monkeypatch.setattr(compare, "stored_for", stored_for)
+    facts = compare.compare(["256x64"], tokens=[2], progress=lambda line: None)
+    (found,) = facts["rows"]
+    assert len(packings) == 2, "when the weight was made, and for the first call: the other copies are not packed"
+    assert found["compile_s"] == (None if cached else 7.5)
+    assert 0.05 < found["first_s"] - (0.0 if cached else 7.5) < 5
+    (tmp_path / "it.json").write_text(json.dumps(facts))
+    assert f"*first*, s: w4gen {found['first_s']:.2f}, " in report.section(tmp_path / "it.json")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ poisoned outputs.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -40,8 +40,9 @@ LARGEST = BUCKETS[-1][0]
 """Rows of x whose kernel dequantizes the weight and multiplies it."""
 METHOD = (
     "us: graph replay over rotating copies of the weights (cold L2), median of medians, all in turns; host_us: of an eager call, "
-    "medians of turns; first_s: packing and the first call, with what a peer compiles and tunes in it (w4gen's kernels are there "
-    "before); error: to f64"
+    "medians of turns; first_s: packing and the first call, with what is compiled and tuned for it; compile_s: what of it "
+    "w4gen's compiler took beforehand, in a process beside others, none where the cache had the kernel (w4gen tunes in no call); "
+    "error: to f64"
 )
 
 
@@ -69,9 +70,19 @@ def dequantized(w: Weight, dtype: str) -> Callable[[torch.Tensor, Weight], torch
 
 
 def measure(
-    m: int, k: int, n: int, format: str | Format, dtype: str, device: torch.device, with_peers: bool = True
+    m: int,
+    k: int,
+    n: int,
+    format: str | Format,
+    dtype: str,
+    device: torch.device,
+    with_peers: bool = True,
+    compile_s: float | None = None,
 ) -> dict[str, Any]:
-    """One row: microseconds of w4gen, cuBLAS, the others and the floor, the errors, the repeats."""
+    """One row: microseconds of w4gen, cuBLAS, the others and the floor, the errors, the repeats.
+
+    compile_s: what compiling the kernel took, where it was not there before.
+    """
     kind = TORCH[named_dtype(dtype)]
     w = random_weight(n, k, format, device)
     x = torch.randn(m, k, device=device).to(kind)
@@ -82,7 +93,7 @@ def measure(
     given = Given.of(w)
     dense = given.dense.to(kind)
     few = copies_for(w.nbytes, device)
-    ours = contender("w4gen", partial(over, x, w), few, truth)
+    ours = contender("w4gen", partial(packed, x, w.parts(), w.format), few, truth, partial(over, x, w))
     cublas = contender("cuBLAS", partial(dense_over, x, dense), copies_for(dense.nbytes, device), truth)
     name, multiply = "dequantize, matmul", dequantized(w, dtype)
     others: dict[str, Contender | str] = {name: contender(name, lambda: partial(multiply, x, w.clone()), few, truth)}
@@ -108,10 +119,18 @@ def measure(
         "error": error(first, truth),
         "error_limit": limit(kernel.program, m * n),
         "equal_repeats": REPEATS if equal else 0,
+        "first_s": round(ours.first_s + (compile_s or 0.0), 3),
+        "compile_s": compile_s,
         "host_us": spent.get("w4gen"),
         "cublas_host_us": spent.get("cuBLAS"),
         "others": rows(others, times, spent),
     }
+
+
+def packed(x: torch.Tensor, parts: Mapping[str, torch.Tensor], format: Format) -> Callable[[], torch.Tensor]:
+    """A call of w4gen over a weight that is packed for it."""
+    layer = Linear(stored_for(Weight.from_parts(parts, format), x.device))
+    return lambda: layer(x)
 
 
 def over(x: torch.Tensor, w: Weight) -> Callable[[], torch.Tensor]:
@@ -167,11 +186,12 @@ def compare(
     chosen = layers or random_layers(count) or tuple(f"{k}x{n}" for k, n in LAYERS)
     asks = itertools.product(kinds, formats, chosen, tokens)
     shapes = [(*parse_shape(f"{m}x{layer}"), form, kind) for kind, form, layer, m in asks]
-    ahead.needed(asked(rows, *shape[1:]) for shape in shapes for rows in (shape[0], LARGEST))  # side by side, before times
+    made = ahead.needed(asked(rows, *shape[1:]) for shape in shapes for rows in (shape[0], LARGEST))  # before times are taken
     found = []
     device = here()
     for shape in shapes:
-        found.append(row := measure(*shape, device, with_peers))
+        done = made[asked(*shape)]
+        found.append(row := measure(*shape, device, with_peers, None if done.cached else round(done.seconds, 3)))
         progress(told("x".join(map(str, shape[:3])), row))
         torch.cuda.empty_cache()
     return checked(facts("w4gen.cli") | {"method": METHOD, "rows": found})

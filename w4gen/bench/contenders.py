@@ -36,14 +36,16 @@ class Contender:
     dtype: str
 
 
-def contender(name: str, make: Callable[[], Call], copies: int, truth: torch.Tensor) -> Contender:
-    """A contender that `make` packs anew for each copy. Raises what it raises."""
+def contender(
+    name: str, make: Callable[[], Call], copies: int, truth: torch.Tensor, again: Callable[[], Call] | None = None
+) -> Contender:
+    """A contender that `make` packs; `again` makes its other copies, else `make` packs each anew. Raises what they raise."""
     start = time.perf_counter()
     first = make()
     y = first()
     torch.cuda.synchronize()
     seconds = time.perf_counter() - start
-    calls = [first, *(make() for _ in range(copies - 1))]
+    calls = [first, *((again or make)() for _ in range(copies - 1))]
     return Contender(name, calls, round(seconds, 3), error(y, truth), str(y.dtype).removeprefix("torch."))
 
 
