@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from w4gen import ahead
-from w4gen.api import parse_shape, problem_of
+from w4gen.api import problem_of
 from w4gen.bench.contenders import Contender, answering, contender, host_us, once_us, rows, timed
 from w4gen.bench.facts import facts, here
 from w4gen.bench.floors import floor
@@ -25,7 +25,7 @@ from w4gen.bench.peers import Given
 from w4gen.ir.rounding import limit
 from w4gen.ir.types import Format
 from w4gen.ir.types import dtype as named_dtype
-from w4gen.layers import LAYERS, random_layers
+from w4gen.layers import shapes
 from w4gen.runtime.dtypes import OURS, TORCH
 from w4gen.runtime.launch import arch_of, bind, launcher, stored_for
 from w4gen.runtime.linear import Linear
@@ -183,15 +183,13 @@ def compare(
 
     With no layers, `count` random ones, or those of known models. Raises `W4Error` where a shape has no kernel.
     """
-    chosen = layers or random_layers(count) or tuple(f"{k}x{n}" for k, n in LAYERS)
-    asks = itertools.product(kinds, formats, chosen, tokens)
-    shapes = [(*parse_shape(f"{m}x{layer}"), form, kind) for kind, form, layer, m in asks]
-    made = ahead.needed(asked(rows, *shape[1:]) for shape in shapes for rows in (shape[0], LARGEST))  # before times are taken
+    asks = [(*shape, form, kind) for kind, form, shape in itertools.product(kinds, formats, shapes(layers, count, tokens))]
+    made = ahead.needed(asked(rows, *ask[1:]) for ask in asks for rows in (ask[0], LARGEST))  # before times are taken
     found = []
     device = here()
-    for shape in shapes:
-        done = made[asked(*shape)]
-        found.append(row := measure(*shape, device, with_peers, None if done.cached else round(done.seconds, 3)))
-        progress(told("x".join(map(str, shape[:3])), row))
+    for ask in asks:
+        done = made[asked(*ask)]
+        found.append(row := measure(*ask, device, with_peers, None if done.cached else round(done.seconds, 3)))
+        progress(told("x".join(map(str, ask[:3])), row))
         torch.cuda.empty_cache()
     return checked(facts("w4gen.cli") | {"method": METHOD, "rows": found})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 import click
 
 import w4gen
+from w4gen.api import parse_shape, problem_of
 from w4gen.bench.noise import Change, against, checked, lost, results, too_fast
 from w4gen.bench.results import write
 from w4gen.commands.question import SHAPE_HELP, as_json, count, detected, load_format, table, tell
 from w4gen.errors import ShapeError, W4Error
+from w4gen.layers import shapes as layers_of
 
 
 @click.command()
@@ -60,6 +63,9 @@ def bench(
     if old is not None:
         results(old)  # refused before minutes are spent
     forms = tuple(map(load_format, formats))
+    wanted = [parse_shape(each) for each in shapes] or layers_of(layers, some, tokens)
+    for form, kind, (m, k, n) in itertools.product(forms, kinds, wanted):
+        problem_of(m=m, k=k, n=n, format=form, dtype_name=kind)  # refused before a GPU is asked for
     if now is not None:
         facts = checked(results(now))
     elif detected() == "portable":

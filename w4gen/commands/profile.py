@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 import w4gen
+from w4gen.api import problem_of
 from w4gen.bench.results import write
 from w4gen.commands.question import aligned, as_json, detected, load_format, table, tell
 from w4gen.errors import W4Error
@@ -32,14 +33,15 @@ def profile(model: Path, format_name: str, dtype: str, by: str, prompt: int, out
     MODEL is a folder with a config.json and weights in safetensors; without these, or where it is a config.json or the name of a
     known model, weights are random.
     """
-    about = read(model)
+    about, form = read(model), load_format(format_name)
+    problem_of(m=prompt, n=1, k=1, format=form, dtype_name=dtype)  # refused before a GPU is asked for
     if detected() == "portable":
         raise W4Error(
             f"times come from GPUs only and there is none here: run w4gen profile where one is; w4gen roofline --model {model} "
             f"--arch sm_90 and w4gen curve --model {model} --arch sm_90 work out bounds and predictions from data sheets"
         )
     folder = model if any(model.glob("*.safetensors")) else None
-    facts = w4gen.profile(about, load_format(format_name), dtype, by, prompt, folder) | {"model": str(model)}
+    facts = w4gen.profile(about, form, dtype, by, prompt, folder) | {"model": str(model)}
     if out is not None:
         write(out, facts)
     if as_json:
