@@ -71,8 +71,10 @@ def test_a_run_says_which_code_made_it(tmp_path: Path, monkeypatch: pytest.Monke
     assert f"w4gen {w4gen.__version__}, torch {torch.__version__}, Triton" in results.where(found)
     monkeypatch.setenv("PATH", "")
     assert about.facts("w4gen.cli")["driver"] == ""
-    old = {"device": "a GPU", "torch": "2", "triton": "3", "cuda": "13", "date": "today", "command": "x"}
-    assert results.where(old) == "a GPU, torch 2, Triton 3, CUDA 13, today. `x`"
+    old = {"device": "a GPU", "torch": "2", "triton": "3", "cuda": "13", "date": "today"}
+    assert results.where(old | {"command": "x --out /a/b/c.json --model d/e"}) == (
+        "a GPU, torch 2, Triton 3, CUDA 13, today. `x --out c.json --model d/e`"
+    )
 
 
 def test_spans_that_overlap_count_once() -> None:

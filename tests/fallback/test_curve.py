@@ -125,7 +125,8 @@ def test_the_command_tells_json_of_what_was_measured(tmp_path: Path, on_a_gpu: l
     assert beaten in run("--shape", "512x256", "--m", "1,2").output.splitlines()
     (tmp_path / "curve.json").write_text(json.dumps(facts))
     section = report.section(tmp_path / "curve.json")
-    assert "measured on a GPU that is made up, int4_g128" in section
+    assert "Measured on a GPU that is made up, int4_g128" in section
+    assert "Method: graph replay over rotating copies" in section
     assert "| 2 | 12.00 | 12.0 | bucket 2..8 |" in section
 
 

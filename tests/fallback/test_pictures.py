@@ -95,7 +95,7 @@ def test_no_point_is_its_own_ceiling() -> None:
 
 def test_what_is_not_known_is_no_ceiling_of_a_picture() -> None:
     pytest.importorskip("matplotlib")
-    roofline, _, heat = pictures.drawn([comparison(row(1, 4.0, 13.0), row(8, 4.0, 13.0), row(16, 4.0, 13.0))])
+    heat, roofline, _ = pictures.drawn([comparison(row(1, 4.0, 13.0), row(8, 4.0, 13.0), row(16, 4.0, 13.0))])
     legend = [each.get_text() for each in roofline.figure.axes[0].get_legend().get_texts()]
     assert legend[-1] == "multiplying: not measured"
     assert [text.get_text() for text in heat.figure.axes[0].texts] == ["50%"] * 3
@@ -107,16 +107,17 @@ def test_the_heat_of_a_committed_file_is_the_share_that_its_table_tells() -> Non
     pytest.importorskip("matplotlib")
     found = json.loads((ROOT / "docs" / "results" / "formats-h200.json").read_text())
     told = {f"{each['floor_us'] / each['us']:.0%}" for each in found["rows"] if each["format"] == "uint4_g128_z"}
-    (heat,) = [each for each in pictures.drawn([found]) if each.name == "floor-nvidia-h200-uint4-g128-z-f16"]
-    assert {text.get_text() for text in heat.figure.axes[0].texts} == told
+    (axes,) = next(each.figure.axes for each in pictures.drawn([found]) if each.name == "floor-nvidia-h200-f16")
+    y = [each.get_text() for each in axes.get_yticklabels()].index("uint4_g128_z  8192 → 28672")
+    assert {text.get_text() for text in axes.texts if text.get_position()[1] == y} == told
 
 
 def test_pictures_of_made_up_runs_say_what_they_hold() -> None:
     pytest.importorskip("matplotlib")
     drawn = {each.name: each for each in pictures.drawn([RUN, machine(read=4600.0, matrix=700.0, decode=9000.0), PROFILE])}
-    names = [f"{kind}-a-gpu-int4-g128-f16" for kind in ("roofline", "time", "floor")]
-    assert list(drawn) == [*names, "layers-config-json-int4-g128-w4gen"]
-    roofline, time, heat, layers = drawn.values()
+    names = [f"{kind}-a-gpu-int4-g128-f16" for kind in ("roofline", "time")]
+    assert list(drawn) == ["layers-config-json-int4-g128-w4gen", "floor-a-gpu-f16", *names]
+    layers, heat, roofline, time = drawn.values()
     (axes,) = roofline.figure.axes
     legend = [each.get_text() for each in axes.get_legend().get_texts()]
     assert legend == ["cuBLAS", "w4gen", "reading: 4,600 GB/s", "decoding: 4,641 GB/s", "multiplying: 700 TFLOP/s"]
@@ -126,6 +127,7 @@ def test_pictures_of_made_up_runs_say_what_they_hold() -> None:
         [2 * 4096**2 / (4096**2 * 33 // 64 + 4 * 4096), 2 * 4096**2 / 4e6]
     )
     large, small = time.figure.axes
+    assert {"2", "5", "10"} <= {each.get_text() for each in large.get_yticklabels()}, "few decades have numbers between"
     assert [large.get_title(), small.get_title()] == ["4096 → 4096", "4096 → 256"]
     assert {line.get_label(): len(line.get_xdata()) for line in large.get_lines()} == {
         "w4gen": 3,

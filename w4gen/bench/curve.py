@@ -32,6 +32,12 @@ from w4gen.schedule.rules import BUCKETS
 ROWS = tuple(sorted({*chain(*BUCKETS[:-1]), BUCKETS[-1][0], 4, 12, 24, 48, 96, 192, 4096}))
 """The M of a curve by default: both sides of every step, and some between."""
 
+METHODS = {
+    "measured": "graph replay over rotating copies of the weights (cold L2), median, outputs checked to be written; floor_us: "
+    "only reading the weight, launched the same way",
+    "predicted": "the cost model's times from the data sheet, which rank schedules and are no measurement",
+}
+
 Timed: TypeAlias = Callable[[Kernel, int], float]
 
 
@@ -78,8 +84,9 @@ class Curve:
 
     def facts(self) -> dict[str, Any]:
         """The curve as JSON has it, with what it was made with."""
+        method = METHODS[self.source]
         steps = [{"m": m, "why": why} for m, why in self.steps.items()]
-        return checked(facts("w4gen.cli") | asdict(self) | {"total_us": self.total_us, "steps": steps})
+        return checked(facts("w4gen.cli") | asdict(self) | {"method": method, "total_us": self.total_us, "steps": steps})
 
 
 def curve(

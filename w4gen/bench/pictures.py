@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from w4gen.bench.ceilings import measured
@@ -93,19 +95,10 @@ class Roof:
 
 
 def drawn(runs: Sequence[Facts]) -> Iterator[Picture]:
-    """Every picture that can be made of some runs, the JSON of `--out`; of the machines' ceilings those of the same device."""
-    timed = [run for run in runs if any("cublas_us" in row for row in run.get("rows", ()))]
-    for device in dict.fromkeys(run["device"] for run in timed):
-        here = [forward(run) for run in timed if run["device"] == device]
-        machine = next((run for run in runs if "figures" in run and run["device"] == device), {"figures": []})
-        for kind in dict.fromkeys((row["format"], row["dtype"]) for rows in here for row in rows):
-            groups = [same for rows in here if (same := [row for row in rows if (row["format"], row["dtype"]) == kind])]
-            every = [row for group in groups for row in group]
-            roof = Roof.over(every, [row for rows in here for row in rows if row["dtype"] == kind[1]], machine)
-            yield roofline(device, kind, every, roof)
-            if len({row["m"] for row in every}) > 2:
-                yield against_m(device, kind, groups)
-            yield heat(device, kind, every, roof)
+    """Every picture that can be made of some runs, the JSON of `--out`: models first, then all layers, then each format.
+
+    Ceilings are those of a machine of the same device.
+    """
     for run in runs:
         if "variants" in run:
             yield bars(run)
@@ -113,6 +106,21 @@ def drawn(runs: Sequence[Facts]) -> Iterator[Picture]:
             yield layers(run)
         if "total_us" in run:
             yield curve(run)
+    timed = [run for run in runs if any("cublas_us" in row for row in run.get("rows", ()))]
+    for device in dict.fromkeys(run["device"] for run in timed):
+        here = [forward(run) for run in timed if run["device"] == device]
+        machine = next((run for run in runs if "figures" in run and run["device"] == device), {"figures": []})
+        of: dict[str, list[Facts]] = defaultdict(list)
+        for row in chain(*here):
+            of[row["dtype"]].append(row)
+        for dtype, rows in of.items():
+            yield heat(device, dtype, rows, Roof.over(rows, rows, machine))
+        for kind in dict.fromkeys((row["format"], row["dtype"]) for row in chain(*here)):
+            groups = [same for rows in here if (same := [row for row in rows if (row["format"], row["dtype"]) == kind])]
+            every = list(chain(*groups))
+            yield roofline(device, kind, every, Roof.over(every, of[kind[1]], machine))
+            if len({row["m"] for row in every}) > 2:
+                yield against_m(device, kind, groups)
 
 
 def forward(run: Facts) -> list[Facts]:
@@ -122,7 +130,7 @@ def forward(run: Facts) -> list[Facts]:
 
 def slug(*words: str) -> str:
     """A file's name of some words."""
-    return "-".join("".join(letter if letter.isalnum() else "-" for letter in word.lower()).strip("-") for word in words)
+    return "-".join(re.findall(r"[a-z0-9]+", " ".join(words).lower()))
 
 
 def work(row: Facts) -> float:
@@ -187,10 +195,7 @@ def against_m(device: str, kind: tuple[str, str], groups: Sequence[Sequence[Fact
         axes.set_xlabel("M, rows of x", fontsize=7)
         axes.set_ylabel("µs", fontsize=7)
         axes.tick_params(which="both", labelsize=6)
-        low, high = axes.get_ylim()
-        for axis, minor in ((axes.xaxis, ""), (axes.yaxis, "{x:g}" if high < 12 * low else "")):
-            axis.set_major_formatter("{x:g}")
-            axis.set_minor_formatter(minor)
+        numbered(axes)
         axes.grid(True, which="major", linewidth=0.3)
     for axes in panels[len(largest) :]:
         axes.set_visible(False)
@@ -199,6 +204,14 @@ def against_m(device: str, kind: tuple[str, str], groups: Sequence[Sequence[Fact
     title = f"Time against M: {kind[0]}, x in {kind[1]}, {device}"
     shows = "Microseconds of a layer against rows of x; points are joined where they are of one run."
     return titled("time", title, shows, figure, device, *kind)
+
+
+def numbered(axes: Any) -> None:
+    """Numbers in full on axes that are logarithmic: powers of ten, and on y some between."""
+    axes.yaxis.get_major_locator().set_params(subs=(1, 2, 5))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter("")
 
 
 def lines(rows: Sequence[Facts]) -> dict[str, list[tuple[int, float]]]:
@@ -213,25 +226,25 @@ def lines(rows: Sequence[Facts]) -> dict[str, list[tuple[int, float]]]:
     return found
 
 
-def heat(device: str, kind: tuple[str, str], rows: Sequence[Facts], roof: Roof) -> Picture:
-    """% of the floor, layers by M."""
-    cells = {((row["k"], row["n"]), row["m"]): roof.floor_us(row) / row["us"] for row in rows}
-    layers = sorted({layer for layer, _ in cells}, key=lambda layer: -layer[0] * layer[1])
+def heat(device: str, dtype: str, rows: Sequence[Facts], roof: Roof) -> Picture:
+    """% of the floor, layers of each format by M."""
+    cells = {((row["format"], row["k"], row["n"]), row["m"]): roof.floor_us(row) / row["us"] for row in rows}
+    layers = sorted(dict.fromkeys(layer for layer, _ in cells), key=lambda layer: (layer[0], -layer[1] * layer[2]))
     ms = sorted({m for _, m in cells})
     figure, (axes,) = canvas(1.2 + 0.32 * len(layers))
     shares = [[cells.get((layer, m), float("nan")) for m in ms] for layer in layers]
     axes.imshow(shares, cmap="RdYlGn", vmin=0, vmax=1, aspect="auto")
     axes.set_xticks(range(len(ms)), [str(m) for m in ms], fontsize=7)
-    axes.set_yticks(range(len(layers)), [f"{k} → {n}" for k, n in layers], fontsize=7)
+    axes.set_yticks(range(len(layers)), [f"{form}  {k} → {n}" for form, k, n in layers], fontsize=7)
     axes.set_xlabel("M, rows of x", fontsize=8)
     for y, row in enumerate(shares):
         for x, share in enumerate(row):
             if share == share:  # not measured is NaN
                 axes.text(x, y, f"{share:.0%}", ha="center", va="center", fontsize=7)
-    title = f"% of the floor: {kind[0]}, x in {kind[1]}, {device}"
+    title = f"% of the floor: x in {dtype}, {device}"
     other = f", or {roof.multiplying}, its fastest matmul" if roof.matrix else ""
     shows = f"How near a time is to its floor: only reading the weight{other}."
-    return titled("floor", title, shows, figure, device, *kind)
+    return titled("floor", title, shows, figure, device, dtype)
 
 
 def bars(run: Facts) -> Picture:
@@ -263,8 +276,8 @@ def layers(run: Facts) -> Picture:
         names = [each["name"].removeprefix("model.layers.*.") for each in found]
         floors = [each["share"] * min(1.0, each["floor_us"] / each["us"]) for each in found]
         above = [each["share"] - least for each, least in zip(found, floors, strict=True)]
-        axes.barh(names, floors, color="C2", label="floor")
-        axes.barh(names, above, left=floors, color="C1", label="above it")
+        axes.barh(names, floors, color="C2", label="only reading it")
+        axes.barh(names, above, left=floors, color="C1", label="above that")
         axes.invert_yaxis()
         axes.set_title(f"{name}: {phase['step_us']:,.0f} µs", fontsize=8)
         axes.tick_params(labelsize=6)
@@ -284,8 +297,7 @@ def curve(run: Facts) -> Picture:
     for step in run["steps"]:
         axes.axvline(step["m"], color="0.7", linewidth=0.6, linestyle="--" if "bucket" in step["why"] else ":")
     axes.set(xscale="log", yscale="log", xlabel="M, rows of x (dashed: a bucket begins, dotted: another tile)", ylabel="µs")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter("{x:g}")
+    numbered(axes)
     axes.grid(True, which="major", axis="y", linewidth=0.3)
     layers = ", ".join(f"{part['k']} → {part['n']} × {part['count']}" for part in run["parts"])
     title = f"All linear layers against M: {run['format']}, {run['source']} on {run['where'].partition(',')[0]}"

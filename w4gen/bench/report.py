@@ -110,9 +110,8 @@ def curve(facts: dict[str, Any]) -> str:
     for place, m in enumerate(facts["ms"]):
         times = " | ".join(f"{part['us'][place]:.2f}" for part in facts["parts"])
         lines.append(f"| {m} | {times} | {facts['total_us'][place]:.1f} | {steps.get(m, '')} |")
-    return f"{facts['source']} on {facts['where']}, {facts['format']}, microseconds of one layer of each kind.\n\n" + "\n".join(
-        lines
-    )
+    about = f"{facts['source'].capitalize()} on {facts['where']}, {facts['format']}, microseconds of one layer of each kind."
+    return "\n\n".join([about, "\n".join(lines)])
 
 
 def ceilings(facts: dict[str, Any]) -> str:
@@ -146,7 +145,8 @@ def amortized(rows: list[dict[str, Any]]) -> str:
 
 
 PROFILE = """Linear layers by kind, those that pay most for being quantized first. *tax* is the time over that of nn.Linear in 16
-bits, *share* the part of the step that all of the kind take, *gain* how many times faster the step would be at their floor."""
+bits, *share* the part of the step that all of the kind take, *gain* how many times faster the step would be at their floor, which
+is only reading: of many rows, as in a prefill, multiplying takes longer, and *tax* tells more."""
 
 
 def phase(name: str, found: dict[str, Any]) -> str:

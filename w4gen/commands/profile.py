@@ -16,7 +16,7 @@ from w4gen.errors import W4Error
 from w4gen.layers import read
 
 LEGEND = """us: one layer of the kind alone, replayed over cold copies · in model: by CUDA events in the model · host: of its call
-tax: its time over nn.Linear's in 16 bits · share: of the step, all of the kind · gain: the step's, if the kind took its floor"""
+tax: its time over nn.Linear's in 16 bits · share: of the step, all of the kind · gain: the step's, if the kind only read it"""
 
 
 @click.command()
