@@ -47,6 +47,7 @@ PHASE = {
 }  # fmt: skip
 PROFILE = WHERE | {
     "command": "python -m w4gen.cli profile x", "model": "some/config.json", "format": "int4_g128", "quantizer": "w4gen",
+    "dtype": "float16", "prompt": 9,
     "phases": {"decode": PHASE, "prefill": PHASE},
 }  # fmt: skip
 

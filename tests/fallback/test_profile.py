@@ -69,6 +69,7 @@ def test_both_phases_with_every_layer_and_its_rows(on_a_gpu: None) -> None:
         assert found["phases"][phase]["layers"][0]["name"] == "lm_head", "who pays most comes first"
         assert layers["model.layers.*.self_attn.q_proj"]["bytes"] == 64 * 64 // 2 + 64 * 2 + 64 * 2, "with a bias"
     assert found["skipped"] == ["lm_head: its weight is shared with model.embed_tokens.weight"]
+    assert w4gen.profile(end_to_end.TINY, "int4_g64", "bfloat16", "none", prompt=3)["format"] == "16 bits"
     assert (found["quantizer"], found["format"], found["dtype"], found["prompt"]) == ("w4gen", "int4_g64", "bfloat16", 9)
 
 
@@ -180,6 +181,7 @@ def test_the_command_prints_both_phases_and_writes_json(on_a_gpu: None, tiny: Pa
     facts = json.loads(out.read_text())
     assert facts["model"] == str(tiny)
     page = report.section(out)
+    assert f"{tiny.name} in int4_g64 by w4gen, x in bfloat16, a prompt of 5 tokens; weights: random." in page
     assert "| model.layers.*.mlp.down_proj | 2 | 1 | 128 → 64 | int4_g64 | 2.00 | 50% | 3.00 |" in page
 
 
@@ -195,7 +197,7 @@ def test_the_weights_of_a_folder_are_taken(on_a_gpu: None, tiny: Path, monkeypat
         seen.append(model.model.layers[1].mlp.up_proj.weight.detach().clone())
         return convert(model, form)
 
-    monkeypatch.setattr(profile, "known", lambda name: SimpleNamespace(convert=converted))
+    monkeypatch.setattr(profile, "known", lambda name: SimpleNamespace(convert=converted, only=""))
     asked = ("--format", "int4_g64", "--dtype", "bfloat16", "--prompt", "5")
     assert run(str(tiny), *asked).stdout.splitlines()[0] == "weights: random"
     saved.save_pretrained(tiny)

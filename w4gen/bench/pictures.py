@@ -88,11 +88,6 @@ class Roof:
         """Microseconds below which a row cannot go: reading its weight, or multiplying where that is known."""
         return float(max(row["floor_us"], work(row) / self.matrix / 1e6 if self.matrix else 0.0))
 
-    @property
-    def multiplying(self) -> str:
-        """How fast the machine multiplies, in words."""
-        return f"multiplying: {self.matrix:,.0f} TFLOP/s" if self.matrix else "multiplying: not measured"
-
 
 def drawn(runs: Sequence[Facts]) -> Iterator[Picture]:
     """Every picture that can be made of some runs, the JSON of `--out`: models first, then all layers, then each format.
@@ -155,12 +150,12 @@ def roofline(device: str, kind: tuple[str, str], rows: Sequence[Facts], roof: Ro
         axes.scatter(at, speeds(rows, time), s=14, color=COLORS[name], marker=mark, label=name, zorder=3)
         ends += [min(at) / 2, max(at) * 2]
     slopes = [("reading", roof.read, "-"), *([("decoding", roof.decode, ":")] if roof.decode else [])]
+    flat = roof.matrix or float("inf")
     for name, slope, style in slopes:
-        flat = roof.matrix or float("inf")
         knee = [min(ends), min(flat * 1e3 / slope, max(ends)), max(ends)]
         line = [min(slope * each / 1e3, flat) for each in knee]
         axes.plot(knee, line, style, color="black", linewidth=1, label=f"{name}: {slope:,.0f} GB/s")
-    axes.plot([], [], " ", label=roof.multiplying)
+    axes.plot([], [], " ", label=f"multiplying: {f'{flat:,.0f} TFLOP/s' if roof.matrix else 'not measured'}")
     axes.set(xscale="log", yscale="log", xlabel="operations a byte", ylabel="TFLOP/s")
     axes.grid(True, which="major", linewidth=0.3)
     axes.legend(fontsize=7, loc="lower right")
@@ -242,7 +237,7 @@ def heat(device: str, dtype: str, rows: Sequence[Facts], roof: Roof) -> Picture:
             if share == share:  # not measured is NaN
                 axes.text(x, y, f"{share:.0%}", ha="center", va="center", fontsize=7)
     title = f"% of the floor: x in {dtype}, {device}"
-    other = f", or {roof.multiplying}, its fastest matmul" if roof.matrix else ""
+    other = f", or multiplying at {roof.matrix:,.0f} TFLOP/s, the machine's fastest matmul" if roof.matrix else ""
     shows = f"How near a time is to its floor: only reading the weight{other}."
     return titled("floor", title, shows, figure, device, dtype)
 

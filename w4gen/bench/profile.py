@@ -26,6 +26,7 @@ from w4gen.bench.floors import floor
 from w4gen.bench.noise import checked
 from w4gen.bench.quantizers import known
 from w4gen.bench.replay import captured, kernels
+from w4gen.formats import named
 from w4gen.ir.types import Format
 from w4gen.ir.types import dtype as named_dtype
 from w4gen.models import kind_of
@@ -293,7 +294,7 @@ def profile(
         warmup(model, (1, prompt), dtype=kind, progress=False)
         decoder = Decoder.started(model, 1, prompt, NEW)
         phases = {name: phase(decoder, getattr(decoder, call), count, dense[name]) for name, (call, count) in calls.items()}
-    asked = {"about": dict(about), "format": str(format), "quantizer": quantizer, "dtype": dtype}
+    asked = {"about": dict(about), "format": quantize.only or named(format).label, "quantizer": quantizer, "dtype": dtype}
     asked |= {"weights": "random" if folder is None else str(folder)}
     end = {"skipped": skipped, "fallbacks": list(dict.fromkeys(told)), "took_s": round(time.perf_counter() - start, 1)}
     return checked(facts("w4gen.cli") | asked | {"prompt": prompt, "method": METHOD, "phases": phases} | end)

@@ -95,11 +95,12 @@ def ladder(facts: dict[str, Any]) -> str:
     ]
     for row in facts["rows"]:
         if "why" in row:
-            lines.append(f"| {row['part']} | {row['why']} | | | | | |")
+            lines.append(f"| {row['part']} | – | | | | | |")
             continue
         times = f"{row['us']:.2f} | {row['gain']:.2f} | {facts['floor_us'] / row['us']:.0%} | ±{row['spread']:.1%}"
         lines.append(f"| {row['part']} | {times} | {row['error']:.1e} | {row['equal_repeats']} |")
-    return "\n".join(lines)
+    why = [f"- {row['part']}: {row['why']}" for row in facts["rows"] if "why" in row]
+    return "\n".join([*lines, *([""] if why else []), *why])
 
 
 def curve(facts: dict[str, Any]) -> str:
@@ -147,6 +148,13 @@ def amortized(rows: list[dict[str, Any]]) -> str:
 PROFILE = """Linear layers by kind, those that pay most for being quantized first. *tax* is the time over that of nn.Linear in 16
 bits, *share* the part of the step that all of the kind take, *gain* how many times faster the step would be at their floor, which
 is only reading: of many rows, as in a prefill, multiplying takes longer, and *tax* tells more."""
+
+
+def profiled(facts: dict[str, Any]) -> str:
+    """Which model was profiled, by whom it was quantized, what its weights are, and how to read its tables."""
+    model, weights = (str(facts.get(name, "random")).rpartition("/")[2] for name in ("model", "weights"))
+    how = f"{facts['format']} by {facts['quantizer']}, x in {facts['dtype']}, a prompt of {facts['prompt']} tokens"
+    return f"{model} in {how}; weights: {weights}.\n\n{PROFILE}"
 
 
 def phase(name: str, found: dict[str, Any]) -> str:
@@ -225,7 +233,7 @@ def told(facts: Mapping[str, Any], name: str) -> str:
     parts += [curve(facts)] if "total_us" in facts else []
     parts += [PAID, amortized(facts["amortized"])] if "amortized" in facts else []
     parts += [ceilings(facts)] if "figures" in facts else []
-    parts += [PROFILE, *(phase(name, each) for name, each in facts["phases"].items())] if "phases" in facts else []
+    parts += [profiled(facts), *(phase(name, each) for name, each in facts["phases"].items())] if "phases" in facts else []
     parts += [f"**{each}**" for each in too_fast(facts)]
     parts += ["\n".join(f"- fell back: {why}" for why in facts.get("fallbacks", ()))]
     parts += ["\n".join(f"- left as it was: {each}" for each in facts.get("skipped", ()))]
