@@ -126,6 +126,7 @@ def test_the_command_tells_json_of_what_was_measured(tmp_path: Path, on_a_gpu: l
     (tmp_path / "curve.json").write_text(json.dumps(facts))
     section = report.section(tmp_path / "curve.json")
     assert "Measured on a GPU that is made up, int4_g128" in section
+    assert "| floor | 11.50 | 11.5 | only reading the weights |" in section
     assert "Method: graph replay over rotating copies" in section
     assert "| 2 | 12.00 | 12.0 | bucket 2..8 |" in section
 

@@ -238,6 +238,9 @@ def test_a_curve_is_drawn_with_its_steps(tmp_path: Path) -> None:
     (made,) = pictures.drawn([facts])
     assert made.shows == "Microseconds of 512 → 256 × 1, predicted on sm_90, H200 SXM, by its data sheet."
     lines = made.figure.axes[0].lines
+    part = facts["parts"][0] | {"floor_us": 2.5}
+    (measured,) = pictures.drawn([facts | {"parts": [part, part | {"count": 3}]}])
+    assert "only reading the weights: 10 µs" in [line.get_label() for line in measured.figure.axes[0].lines]
     assert list(lines[0].get_ydata()) == facts["total_us"]
     assert sorted(line.get_xdata()[0] for line in lines[1:]) == [step["m"] for step in facts["steps"]] == [2, 9]
 

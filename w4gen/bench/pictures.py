@@ -289,6 +289,12 @@ def curve(run: Facts) -> Picture:
     """Time of a model's linear layers against M, with the M from which another bucket, or another tile of rows, answers."""
     figure, (axes,) = canvas(3.6)
     axes.plot(run["ms"], run["total_us"], marker="o", markersize=2.5, linewidth=1, color=COLORS["w4gen"])
+    least = sum(part["count"] * part.get("floor_us", 0.0) for part in run["parts"])
+    if least:
+        axes.axhline(
+            least, color=COLORS["floor"], linewidth=0.8, linestyle="--", label=f"only reading the weights: {least:,.0f} µs"
+        )
+        axes.legend(fontsize=7)
     for step in run["steps"]:
         axes.axvline(step["m"], color="0.7", linewidth=0.6, linestyle="--" if "bucket" in step["why"] else ":")
     axes.set(xscale="log", yscale="log", xlabel="M, rows of x (dashed: a bucket begins, dotted: another tile)", ylabel="µs")

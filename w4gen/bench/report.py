@@ -111,6 +111,10 @@ def curve(facts: dict[str, Any]) -> str:
     for place, m in enumerate(facts["ms"]):
         times = " | ".join(f"{part['us'][place]:.2f}" for part in facts["parts"])
         lines.append(f"| {m} | {times} | {facts['total_us'][place]:.1f} | {steps.get(m, '')} |")
+    floors = [part.get("floor_us", 0.0) for part in facts["parts"]]
+    if all(floors):
+        every = sum(part["count"] * least for part, least in zip(facts["parts"], floors, strict=True))
+        lines.append(f"| floor | {' | '.join(f'{least:.2f}' for least in floors)} | {every:.1f} | only reading the weights |")
     about = f"{facts['source'].capitalize()} on {facts['where']}, {facts['format']}, microseconds of one layer of each kind."
     return "\n\n".join([about, "\n".join(lines)])
 
