@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 import time
@@ -62,13 +63,20 @@ def test_a_run_says_which_code_made_it(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "it.py").write_text("2")
     assert about.revision() == f"{w4gen.__version__}, {commit}-dirty"
     monkeypatch.setattr(about, "CHECKOUT", tmp_path / "lib")
-    assert about.revision() == w4gen.__version__
+    assert re.fullmatch(rf"{w4gen.__version__}, sources [0-9a-f]{{7}}", about.revision())
+    other, before = tmp_path / "w4gen", about.revision()
+    other.mkdir()
+    (other / "it.py").write_text("1")
+    monkeypatch.setattr(about, "PACKAGE", other)
+    assert before != (made := about.revision())
+    (other / "it.py").write_text("2")
+    assert about.revision() not in (before, made)
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 580.1\necho 580.1\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     found = about.facts("w4gen.cli")
-    assert (found["w4gen"], found["driver"]) == (w4gen.__version__, "580.1")
-    assert f"w4gen {w4gen.__version__}, torch {torch.__version__}, Triton" in results.where(found)
+    assert (found["w4gen"], found["driver"]) == (about.revision(), "580.1")
+    assert f"w4gen {about.revision()}, torch {torch.__version__}, Triton" in results.where(found)
     monkeypatch.setenv("PATH", "")
     assert about.facts("w4gen.cli")["driver"] == ""
     old = {"device": "a GPU", "torch": "2", "triton": "3", "cuda": "13", "date": "today"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import subprocess
 import sys
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 
 from w4gen import toolchain
-from w4gen.paths import CHECKOUT
+from w4gen.paths import CHECKOUT, PACKAGE, templates
 from w4gen.version import __version__
 
 
@@ -29,10 +30,16 @@ def said(*command: str) -> str:
 
 
 def revision() -> str:
-    """w4gen's version; in a checkout its commit too, which ends in -dirty where files differ from it: `0.1.0, 5fde787-dirty`."""
+    """w4gen's version with its commit, `0.1.0, 5fde787-dirty` where files differ from that; elsewhere a hash of its sources."""
     own = (CHECKOUT / ".git").exists()  # and not of a repository that w4gen is installed within
     commit = said("git", "-C", str(CHECKOUT), "describe", "--always", "--dirty", "--exclude=*") if own else ""
-    return ", ".join([__version__, *([commit] if commit else [])])
+    return f"{__version__}, {commit or f'sources {sources()}'}"
+
+
+def sources() -> str:
+    """The first digits of the hash of w4gen's code and templates: runs of different code do not look alike."""
+    files = [*PACKAGE.rglob("*.py"), *templates().glob("*.jinja")]
+    return hashlib.sha256(b"".join(sorted(hashlib.sha256(path.read_bytes()).digest() for path in files))).hexdigest()[:7]
 
 
 def facts(module: str) -> dict[str, Any]:
