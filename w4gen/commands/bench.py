@@ -32,7 +32,9 @@ from w4gen.layers import shapes as layers_of
 @click.option("--format", "formats", multiple=True, default=("int4_g128",), show_default=True, help="or FILE.py:NAME; repeatable")
 @click.option("--dtype", "kinds", multiple=True, default=("float16",), show_default=True, help="of x and y; repeatable")
 @click.option("--peers/--no-peers", default=True, show_default=True, help="time kernels of other libraries too, where they are")
-@click.option("--against", "old", type=click.Path(path_type=Path), help="older JSON file: what became slower by more than noise")
+@click.option(
+    "--against", "old", type=click.Path(path_type=Path), help="older JSON file of the same rows: what is slower, wrong or gone"
+)
 @click.option("--results", "now", type=click.Path(path_type=Path), help="with --against: measured before, in place of now")
 @click.option("--out", type=click.Path(path_type=Path), help="JSON file to write")
 @as_json
