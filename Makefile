@@ -63,6 +63,8 @@ bench:
 	  --out docs/results/cold-h200.json
 	$(PYTHON) -m w4gen.cli curve --model Llama-3.1-8B --out docs/results/curve-llama-3.1-8b-h200.json
 	$(PYTHON) -m w4gen.cli profile Qwen2.5-1.5B --out docs/results/profile-qwen2.5-1.5b-h200.json
+	$(PYTHON) -m w4gen.cli profile Qwen2.5-1.5B --by bitsandbytes --out docs/results/profile-qwen2.5-1.5b-bitsandbytes-h200.json
+	$(PYTHON) -m w4gen.cli tune --model Qwen2.5-7B --budget 120
 	$(PYTHON) -m w4gen.bench.host --out docs/results/host-h200.json
 	$(PYTHON) -m w4gen.bench.end_to_end --out docs/results/end-to-end-qwen2.5-1.5b-h200.json
 	$(PYTHON) -m w4gen.bench.invariant --format int4_g128 --format nf4_g64 --out docs/results/batch-invariant-h200.json

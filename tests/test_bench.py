@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 import time
@@ -18,7 +19,8 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import w4gen
-from w4gen.bench import decoder, end_to_end, end_to_end_report, host, invariant, limits, report, spans, tokens
+from w4gen.bench import decoder, end_to_end, end_to_end_report, host, invariant, limits, report, results, spans, tokens
+from w4gen.bench import facts as about
 from w4gen.runtime.timer import Timing
 
 
@@ -46,6 +48,41 @@ def test_host_time_is_not_measured_without_a_gpu(tmp_path: Path) -> None:
     assert done.exit_code == 1
     assert "there is none here" in done.output
     assert not (tmp_path / "host.json").exists()
+
+
+def test_a_run_says_which_code_made_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commit of its own checkout, and not of a repository around it; the driver where its tool is."""
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x"]
+    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
+    (tmp_path / "it.py").write_text("1")
+    subprocess.run([*git, "add", "it.py"], check=True)
+    subprocess.run([*git, "commit", "--quiet", "-m", "x"], check=True)
+    commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    monkeypatch.setattr(about, "CHECKOUT", tmp_path)
+    assert about.revision() == f"{w4gen.__version__}, {commit}"
+    (tmp_path / "it.py").write_text("2")
+    assert about.revision() == f"{w4gen.__version__}, {commit}-dirty"
+    monkeypatch.setattr(about, "CHECKOUT", tmp_path / "lib")
+    assert re.fullmatch(rf"{w4gen.__version__}, sources [0-9a-f]{{7}}", about.revision())
+    other, before = tmp_path / "w4gen", about.revision()
+    other.mkdir()
+    (other / "it.py").write_text("1")
+    monkeypatch.setattr(about, "PACKAGE", other)
+    assert before != (made := about.revision())
+    (other / "it.py").write_text("2")
+    assert about.revision() not in (before, made)
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 580.1\necho 580.1\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = about.facts("w4gen.cli")
+    assert (found["w4gen"], found["driver"]) == (about.revision(), "580.1")
+    assert f"w4gen {about.revision()}, torch {torch.__version__}, Triton" in results.where(found)
+    monkeypatch.setenv("PATH", "")
+    assert about.facts("w4gen.cli")["driver"] == ""
+    old = {"device": "a GPU", "torch": "2", "triton": "3", "cuda": "13", "date": "today"}
+    assert results.where(old | {"command": "x --out /a/b/c.json --model d/e"}) == (
+        "a GPU, torch 2, Triton 3, CUDA 13, today. `x --out c.json --model d/e`"
+    )
 
 
 def test_spans_that_overlap_count_once() -> None:

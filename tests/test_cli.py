@@ -108,6 +108,18 @@ BAD = {
         "--problem is of one layer and --model names",
     ),
     "tune nothing": ("tune", "nothing to tune: give --shape MxKxN, --model config.json, --presets, or --random"),
+    "tune fewer": ("tune --random -3", "-3 random layers cannot be drawn: give a number from 1 on"),
+    "bench fewer": ("bench --random -3", "-3 random layers cannot be drawn: give a number from 1 on"),
+    "bench layer": ("bench --layer 4096", "'4096' is not KxN: give inputs x outputs, as in 4096x14336, and tokens by --m"),
+    "bench no rows": ("bench --m 1 --m 0", "m=0 is not a positive whole number"),
+    "bench format": ("bench --layer 64x64 --format int9", "unknown format 'int9'"),
+    "bench dtype": ("bench --layer 64x64 --dtype float32", "dtype float32: kernels take float16 and bfloat16"),
+    "cold shape": ("bench --cold --shape 64x64", "shape '64x64' is not MxKxN"),
+    "profile format": ("profile Qwen2.5-1.5B --format int9", "unknown format 'int9'"),
+    "bounds to a file": (
+        "roofline --model Qwen2.5-1.5B --arch sm_90 --out x.json",
+        "--out x.json is for what --measure finds: add --measure on a GPU, or print bounds as JSON by --json",
+    ),
     "tune both": ("tune --model Qwen2.5-1.5B --bias", "--bias is of one layer and --model names all of one"),
     "what": ("show everything --shape 1x64x64", "is not one of"),
 }

@@ -113,12 +113,14 @@ def compiled(asks: Iterable[Question], workers: int = 0, wanted: Callable[[Quest
             thread.join()
 
 
-def needed(asks: Iterable[Ask], progress: bool = True) -> None:
-    """Compile what will be called. Raises `ToolchainError` where one does not compile."""
-    wanted = list(dict.fromkeys(asks))
+def needed(asks: Iterable[Ask], progress: bool = True) -> dict[Ask, Done]:
+    """Compile what will be called: what became of each ask. Raises `ToolchainError` where one does not compile."""
+    wanted, found = list(dict.fromkeys(asks)), dict[Ask, Done]()
     for done in tracked(compiled(wanted), len(wanted), "compiling", progress):
         if done.error:
             raise ToolchainError(f"{done.ask.problem} does not compile: {done.error}")
+        found[done.ask] = done
+    return found
 
 
 def cores() -> int:

@@ -29,6 +29,14 @@ def parse_layer(text: str) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
+def layer_of(text: str) -> tuple[int, int]:
+    """(k, n) of `KxN`. Raises `ShapeError` on anything else."""
+    sizes = parse_layer(text)
+    if sizes is None:
+        raise ShapeError(f"{text!r} is not KxN: give inputs x outputs, as in 4096x14336, and tokens by --m")
+    return sizes
+
+
 def problem_of(
     *,
     m: int,

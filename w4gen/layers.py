@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from w4gen.api import layer_of
 from w4gen.errors import ShapeError
 
 BIASED = {"llama": "", "mistral": "", "qwen2": "qkv", "qwen3": ""}
@@ -43,9 +44,17 @@ LAYERS = (
 
 
 def random_layers(count: int) -> tuple[str, ...]:
-    """Layers whose sizes are spread evenly over the powers of two, always the same."""
+    """Layers whose sizes are spread evenly over the powers of two, always the same. Raises `ShapeError` on less than none."""
+    if count < 0:
+        raise ShapeError(f"{count} random layers cannot be drawn: give a number from 1 on, as in --random 12")
     draw = random.Random(0)
     return tuple("x".join(str(8 * round(2 ** draw.uniform(3, 12))) for _ in range(2)) for _ in range(count))
+
+
+def shapes(chosen: Sequence[str], count: int, tokens: Sequence[int]) -> list[tuple[int, int, int]]:
+    """(m, k, n) of layers `KxN`; with none of `count` random ones, or those of `LAYERS`. Raises `ShapeError` on other texts."""
+    sizes = [layer_of(each) for each in chosen or random_layers(count)] or LAYERS
+    return [(m, k, n) for k, n in sizes for m in tokens]
 
 
 @dataclass(frozen=True, slots=True)

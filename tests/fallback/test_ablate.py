@@ -166,7 +166,15 @@ def test_the_command_prints_a_table_and_writes_json(on_a_gpu: list[tuple[Ask, We
     section = report.section(out)
     assert "| schedule | 5.00 | 2.00 | 30% | ±0.0% |" in section
     assert "**512 → 256, M = 1, nf4_g64, f16**: cuBLAS 3.00 µs, floor 1.50 µs" in section
-    assert "| decode | nf4_g64 is a table itself |" in section
+    assert "| decode | – | | | | | |" in section
+    assert "\n\n- decode: nf4_g64 is a table itself\n- tuned: no row of this GPU" in section
+
+
+def test_a_part_that_beats_its_floor_is_told(on_a_gpu: list[tuple[Ask, Weight]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ablate, "floor", lambda *_: type("Timing", (), {"us": 2.5}))
+    told = run("--ablate", "--shape", "1x512x256").output
+    assert told.count("MEASURING ERROR: 1x512x256 int4_g128 f16 overlap in 2.00 us beats its floor of 2.50 us") == 1
+    assert len(ablate.ablate(["1x512x256"])["measuring_errors"]) == 1
 
 
 def test_a_wrong_part_is_called_wrong(on_a_gpu: list[tuple[Ask, Weight]], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,7 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[ahead.Ask]:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU that is made up")
     monkeypatch.setattr(room, "arch_of", lambda: replace(H200, device="a GPU that is made up", device_sms=132))
     monkeypatch.setattr(room, "on_gpu", lambda kernel, m: 10.0 + m)
+    monkeypatch.setattr(room, "floor_us", lambda kernels: 11.5)
     monkeypatch.setattr(ahead, "compiled", compiled)
     return asked
 
@@ -118,10 +119,15 @@ def test_the_command_tells_json_of_what_was_measured(tmp_path: Path, on_a_gpu: l
     facts = json.loads(told[told.index("{") :])
     assert (facts["source"], facts["ms"], facts["total_us"]) == ("measured", [1, 2], [11.0, 12.0])
     assert facts["steps"] == [{"m": 2, "why": "bucket 2..8"}]
-    assert facts["parts"][0]["us"] == [11.0, 12.0]
+    assert (facts["parts"][0]["us"], facts["parts"][0]["floor_us"]) == ([11.0, 12.0], 11.5)
+    beaten = "MEASURING ERROR: 1x512x256 int4_g128 in 11.00 us beats its floor of 11.50 us by more than noise (1.0%)"
+    assert facts["measuring_errors"] == [beaten]
+    assert beaten in run("--shape", "512x256", "--m", "1,2").output.splitlines()
     (tmp_path / "curve.json").write_text(json.dumps(facts))
     section = report.section(tmp_path / "curve.json")
-    assert "measured on a GPU that is made up, int4_g128" in section
+    assert "Measured on a GPU that is made up, int4_g128" in section
+    assert "| floor | 11.50 | 11.5 | only reading the weights |" in section
+    assert "Method: graph replay over rotating copies" in section
     assert "| 2 | 12.00 | 12.0 | bucket 2..8 |" in section
 
 

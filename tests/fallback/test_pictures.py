@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from w4gen.bench import pictures
-from w4gen.bench.page import page, runs
+from w4gen.bench.page import devices, page, runs
 from w4gen.cli import cli
 from w4gen.errors import W4Error
 
@@ -47,6 +47,7 @@ PHASE = {
 }  # fmt: skip
 PROFILE = WHERE | {
     "command": "python -m w4gen.cli profile x", "model": "some/config.json", "format": "int4_g128", "quantizer": "w4gen",
+    "dtype": "float16", "prompt": 9,
     "phases": {"decode": PHASE, "prefill": PHASE},
 }  # fmt: skip
 
@@ -69,32 +70,65 @@ def test_everyone_who_answered_is_a_line_and_who_did_not_is_none() -> None:
     assert "humming" not in found
 
 
+NONE: dict[str, Any] = {"figures": []}
+
+
 def test_a_floor_is_reading_or_multiplying_whichever_takes_longer() -> None:
-    roof = pictures.Roof.over(RUN["rows"], machine(read=4600.0, matrix=700.0, decode=9000.0))
+    rows = RUN["rows"]
+    roof = pictures.Roof.over(rows, rows, machine(read=4600.0, matrix=700.0, decode=9000.0))
     assert roof.floor_us(row(1, 4.0, 13.0)) == 2.0
     assert roof.floor_us(row(4096, 200.0, 200.0)) == pytest.approx(2 * 4096**3 / 700e6)
     assert (roof.read, roof.matrix, roof.decode) == (4600.0, 700.0, pytest.approx(9000 * 33 / 64))
-    without = pictures.Roof.over(RUN["rows"], None)
+
+
+def test_no_point_is_its_own_ceiling() -> None:
+    """Without large matmuls a floor is that of reading; with them, all of the machine's count and not those of a format."""
+    few = [row(16, 3.2, 9.0), row(256, 20.0, 21.0)]
+    without = pictures.Roof.over(few, few, NONE)
     assert without.read == pytest.approx(4096 * 4096 * 33 / 64 / 2.0 / 1e3)
-    assert without.matrix == pytest.approx(2 * 64 * 4096**2 / 9.0 / 1e6)
-    assert without.decode is None
+    assert (without.matrix, without.decode) == (None, None)
+    assert without.floor_us(few[0]) / few[0]["us"] == pytest.approx(2.0 / 3.2)
+    large = [*few, row(512, 40.0, 30.0, format="nf4_g64")]
+    assert pictures.Roof.over(few, large, NONE).matrix == pytest.approx(2 * 512 * 4096**2 / 30.0 / 1e6)
+    seldom = pictures.Roof.over(few, large, machine(read=4600.0, matrix=400.0))
+    assert seldom.matrix == pytest.approx(573, abs=1), "what was reached is below the ceiling"
+
+
+def test_what_is_not_known_is_no_ceiling_of_a_picture() -> None:
+    pytest.importorskip("matplotlib")
+    heat, roofline, _ = pictures.drawn([comparison(row(1, 4.0, 13.0), row(8, 4.0, 13.0), row(16, 4.0, 13.0))])
+    legend = [each.get_text() for each in roofline.figure.axes[0].get_legend().get_texts()]
+    assert legend[-1] == "multiplying: not measured"
+    assert [text.get_text() for text in heat.figure.axes[0].texts] == ["50%"] * 3
+    assert heat.shows == "How near a time is to its floor: only reading the weight."
+
+
+def test_the_heat_of_a_committed_file_is_the_share_that_its_table_tells() -> None:
+    """Up to 16 rows nothing multiplies for as long as it reads."""
+    pytest.importorskip("matplotlib")
+    found = json.loads((ROOT / "docs" / "results" / "formats-h200.json").read_text())
+    told = {f"{each['floor_us'] / each['us']:.0%}" for each in found["rows"] if each["format"] == "uint4_g128_z"}
+    (axes,) = next(each.figure.axes for each in pictures.drawn([found]) if each.name == "floor-nvidia-h200-f16")
+    y = [each.get_text() for each in axes.get_yticklabels()].index("uint4_g128_z  8192 → 28672")
+    assert {text.get_text() for text in axes.texts if text.get_position()[1] == y} == told
 
 
 def test_pictures_of_made_up_runs_say_what_they_hold() -> None:
     pytest.importorskip("matplotlib")
     drawn = {each.name: each for each in pictures.drawn([RUN, machine(read=4600.0, matrix=700.0, decode=9000.0), PROFILE])}
-    names = [f"{kind}-a-gpu-int4-g128-f16" for kind in ("roofline", "time", "floor")]
-    assert list(drawn) == [*names, "layers-config-json-int4-g128-w4gen"]
-    roofline, time, heat, layers = drawn.values()
+    names = [f"{kind}-a-gpu-int4-g128-f16" for kind in ("roofline", "time")]
+    assert list(drawn) == ["layers-config-json-int4-g128-w4gen", "floor-a-gpu-f16", *names]
+    layers, heat, roofline, time = drawn.values()
     (axes,) = roofline.figure.axes
     legend = [each.get_text() for each in axes.get_legend().get_texts()]
     assert legend == ["cuBLAS", "w4gen", "reading: 4,600 GB/s", "decoding: 4,641 GB/s", "multiplying: 700 TFLOP/s"]
-    assert "measured on this machine" in roofline.shows
+    assert roofline.shows.endswith("ceilings: reading as measured on this machine, multiplying as its fastest matmul.")
     points = axes.collections[1].get_offsets()
     assert [float(each) for each in points[0]] == pytest.approx(
         [2 * 4096**2 / (4096**2 * 33 // 64 + 4 * 4096), 2 * 4096**2 / 4e6]
     )
     large, small = time.figure.axes
+    assert {"2", "5", "10"} <= {each.get_text() for each in large.get_yticklabels()}, "few decades have numbers between"
     assert [large.get_title(), small.get_title()] == ["4096 → 4096", "4096 → 256"]
     assert {line.get_label(): len(line.get_xdata()) for line in large.get_lines()} == {
         "w4gen": 3,
@@ -179,6 +213,15 @@ def test_tables_are_there_and_markup_is_text() -> None:
     assert "<b>a GPU" not in text
 
 
+def test_the_page_begins_with_the_gpus_and_their_dates() -> None:
+    """What was worked out without one is not among them, unless there is nothing else."""
+    runs = {Path(str(place)): {"device": device, "date": date} for place, (device, date) in enumerate([
+        ("H200", "day 2"), ("cpu", "day 3"), ("H200", "day 1"), ("B200", "day 1"), ("H200", "day 2")
+    ])}  # fmt: skip
+    assert devices(runs) == "H200, day 1, day 2; B200, day 1"
+    assert devices({Path("x"): {"facts": {"device": "cpu", "date": "day 3"}}}) == "cpu, day 3"
+
+
 def test_every_committed_file_of_results_is_on_the_page() -> None:
     read = page(runs(EVERY), [])
     assert all(path.stem in read for path in EVERY)
@@ -195,6 +238,9 @@ def test_a_curve_is_drawn_with_its_steps(tmp_path: Path) -> None:
     (made,) = pictures.drawn([facts])
     assert made.shows == "Microseconds of 512 → 256 × 1, predicted on sm_90, H200 SXM, by its data sheet."
     lines = made.figure.axes[0].lines
+    part = facts["parts"][0] | {"floor_us": 2.5}
+    (measured,) = pictures.drawn([facts | {"parts": [part, part | {"count": 3}]}])
+    assert "only reading the weights: 10 µs" in [line.get_label() for line in measured.figure.axes[0].lines]
     assert list(lines[0].get_ydata()) == facts["total_us"]
     assert sorted(line.get_xdata()[0] for line in lines[1:]) == [step["m"] for step in facts["steps"]] == [2, 9]
 

@@ -69,6 +69,7 @@ def test_both_phases_with_every_layer_and_its_rows(on_a_gpu: None) -> None:
         assert found["phases"][phase]["layers"][0]["name"] == "lm_head", "who pays most comes first"
         assert layers["model.layers.*.self_attn.q_proj"]["bytes"] == 64 * 64 // 2 + 64 * 2 + 64 * 2, "with a bias"
     assert found["skipped"] == ["lm_head: its weight is shared with model.embed_tokens.weight"]
+    assert w4gen.profile(end_to_end.TINY, "int4_g64", "bfloat16", "none", prompt=3)["format"] == "16 bits"
     assert (found["quantizer"], found["format"], found["dtype"], found["prompt"]) == ("w4gen", "int4_g64", "bfloat16", 9)
 
 
@@ -180,7 +181,39 @@ def test_the_command_prints_both_phases_and_writes_json(on_a_gpu: None, tiny: Pa
     facts = json.loads(out.read_text())
     assert facts["model"] == str(tiny)
     page = report.section(out)
+    assert f"{tiny.name} in int4_g64 by w4gen, x in bfloat16, a prompt of 5 tokens; weights: random." in page
     assert "| model.layers.*.mlp.down_proj | 2 | 1 | 128 → 64 | int4_g64 | 2.00 | 50% | 3.00 |" in page
+
+
+def test_the_weights_of_a_folder_are_taken(on_a_gpu: None, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is multiplied by is what was saved; without weights, and of a config.json, they are random."""
+    saved = decoder.built(end_to_end.TINY, torch.bfloat16, CPU, 16)
+    expected = saved.model.layers[1].mlp.up_proj.weight.detach().fill_(0.125).clone()
+    about = json.loads((tiny / "config.json").read_text())
+    seen: list[Any] = []
+    convert = quantizers.known("w4gen").convert
+
+    def converted(model: torch.nn.Module, form: Any) -> list[str]:
+        seen.append(model.model.layers[1].mlp.up_proj.weight.detach().clone())
+        return convert(model, form)
+
+    monkeypatch.setattr(profile, "known", lambda name: SimpleNamespace(convert=converted, only=""))
+    asked = ("--format", "int4_g64", "--dtype", "bfloat16", "--prompt", "5")
+    assert run(str(tiny), *asked).stdout.splitlines()[0] == "weights: random"
+    saved.save_pretrained(tiny)
+    assert run(str(tiny), *asked).stdout.splitlines()[0] == f"weights: {tiny}"
+    assert run(str(tiny / "config.json"), *asked).stdout.splitlines()[0] == "weights: random"
+    assert [torch.equal(each, expected) for each in seen] == [False, True, False]
+    (tiny / "config.json").write_text(json.dumps(about | {"quantization_config": {"quant_method": "gptq"}}))
+    with pytest.raises(ShapeError, match=r"holds weights that are quantized: give one of plain weights, or a config\.json"):
+        raise run(str(tiny), *asked).exception
+
+
+def test_a_layer_that_beats_its_floor_is_told(on_a_gpu: None, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "floor", lambda *_: Timing(2.1, 0.0))
+    told = run(str(tiny), "--format", "int4_g64", "--dtype", "bfloat16", "--prompt", "5").output
+    line = "MEASURING ERROR: decode, model.layers.*.mlp.down_proj in 2.00 us beats its floor of 2.10 us by more than noise (1.0%)"
+    assert line in told.splitlines()
 
 
 def test_without_a_gpu_bounds_and_predictions_are_offered(monkeypatch: pytest.MonkeyPatch) -> None:

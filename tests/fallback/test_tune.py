@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import pickle
 import re
 import subprocess
@@ -27,6 +28,7 @@ from w4gen.layers import LAYERS, PRESETS, layers, random_layers, read
 from w4gen.runtime import tune
 from w4gen.schedule.arch import ARCHES
 from w4gen.schedule.rules import pick
+from w4gen.schedule.schedule import Schedule
 
 HERE = replace(ARCHES["sm_80"], device="a GPU that is made up", device_sms=108)
 CPU = torch.device("cpu")
@@ -250,6 +252,18 @@ def test_without_a_gpu_the_command_says_so_and_exits_2(
     assert capsys.readouterr().err == (
         "w4gen: times come from GPUs only, and PyTorch sees none here: run w4gen tune where the kernels will run\n"
     )
+
+
+def test_a_row_that_beats_its_floor_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is found, and in JSON."""
+    asked = problem_of(m=8, n=64, k=256)
+    row = tuned.Row(question=tuned.question(asked), schedule=Schedule.parse("template=gemm"), us=1.0, rules_us=1.0, floor_us=2.0)
+    monkeypatch.setattr(w4gen, "tune", lambda questions, *_: [(tune.Question(*questions[0]), row, None)], raising=False)
+    command = ["tune", "--shape", "8x256x64"]
+    line = f"MEASURING ERROR: {row.question} in 1.00 us beats its floor of 2.00 us by more than noise (1.0%)"
+    assert CliRunner().invoke(cli, command, standalone_mode=False).output.splitlines()[1:] == [line]
+    (told,) = json.loads(CliRunner().invoke(cli, [*command, "--json"], standalone_mode=False).output)
+    assert told["measuring_errors"] == [line]
 
 
 def test_the_command_tells_each_question(trials: list[Kernel], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ from w4gen.bench.compare import REPEATS, sums_in_f32
 from w4gen.bench.contenders import ROUNDS
 from w4gen.bench.facts import facts
 from w4gen.bench.floors import floor
+from w4gen.bench.noise import checked
 from w4gen.errors import W4Error
 from w4gen.ir.lower import lower
 from w4gen.ir.problem import Problem
@@ -129,7 +130,7 @@ def ablate(
         progress(each)
         torch.cuda.empty_cache()
     method = "graph replay over rotating copies of the weights (cold L2), parts and cuBLAS in turns, median of the turns"
-    return facts("w4gen.cli") | {"method": method, "ladders": ladders}
+    return checked(facts("w4gen.cli") | {"method": method, "ladders": ladders})
 
 
 def ladder(shape: str, format: str | Format, dtype: str, device: torch.device) -> dict[str, Any]:

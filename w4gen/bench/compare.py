@@ -7,7 +7,7 @@ poisoned outputs.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -16,16 +16,16 @@ from typing import Any
 import torch
 
 from w4gen import ahead
-from w4gen.api import parse_shape, problem_of
+from w4gen.api import problem_of
 from w4gen.bench.contenders import Contender, answering, contender, host_us, once_us, rows, timed
 from w4gen.bench.facts import facts, here
 from w4gen.bench.floors import floor
-from w4gen.bench.noise import too_fast
+from w4gen.bench.noise import checked, too_fast
 from w4gen.bench.peers import Given
 from w4gen.ir.rounding import limit
 from w4gen.ir.types import Format
 from w4gen.ir.types import dtype as named_dtype
-from w4gen.layers import LAYERS, random_layers
+from w4gen.layers import shapes
 from w4gen.runtime.dtypes import OURS, TORCH
 from w4gen.runtime.launch import arch_of, bind, launcher, stored_for
 from w4gen.runtime.linear import Linear
@@ -40,8 +40,9 @@ LARGEST = BUCKETS[-1][0]
 """Rows of x whose kernel dequantizes the weight and multiplies it."""
 METHOD = (
     "us: graph replay over rotating copies of the weights (cold L2), median of medians, all in turns; host_us: of an eager call, "
-    "medians of turns; first_s: packing and the first call, with what a peer compiles and tunes in it (w4gen's kernels are there "
-    "before); error: to f64"
+    "medians of turns; first_s: packing and the first call, with what is compiled and tuned for it; compile_s: what of it "
+    "w4gen's compiler took beforehand, in a process beside others, none where the cache had the kernel (w4gen tunes in no call); "
+    "error: to f64"
 )
 
 
@@ -69,9 +70,19 @@ def dequantized(w: Weight, dtype: str) -> Callable[[torch.Tensor, Weight], torch
 
 
 def measure(
-    m: int, k: int, n: int, format: str | Format, dtype: str, device: torch.device, with_peers: bool = True
+    m: int,
+    k: int,
+    n: int,
+    format: str | Format,
+    dtype: str,
+    device: torch.device,
+    with_peers: bool = True,
+    compile_s: float | None = None,
 ) -> dict[str, Any]:
-    """One row: microseconds of w4gen, cuBLAS, the others and the floor, the errors, the repeats."""
+    """One row: microseconds of w4gen, cuBLAS, the others and the floor, the errors, the repeats.
+
+    compile_s: what compiling the kernel took, where it was not there before.
+    """
     kind = TORCH[named_dtype(dtype)]
     w = random_weight(n, k, format, device)
     x = torch.randn(m, k, device=device).to(kind)
@@ -82,7 +93,7 @@ def measure(
     given = Given.of(w)
     dense = given.dense.to(kind)
     few = copies_for(w.nbytes, device)
-    ours = contender("w4gen", partial(over, x, w), few, truth)
+    ours = contender("w4gen", partial(packed, x, w.parts(), w.format), few, truth, partial(over, x, w))
     cublas = contender("cuBLAS", partial(dense_over, x, dense), copies_for(dense.nbytes, device), truth)
     name, multiply = "dequantize, matmul", dequantized(w, dtype)
     others: dict[str, Contender | str] = {name: contender(name, lambda: partial(multiply, x, w.clone()), few, truth)}
@@ -108,10 +119,18 @@ def measure(
         "error": error(first, truth),
         "error_limit": limit(kernel.program, m * n),
         "equal_repeats": REPEATS if equal else 0,
+        "first_s": round(ours.first_s + (compile_s or 0.0), 3),
+        "compile_s": compile_s,
         "host_us": spent.get("w4gen"),
         "cublas_host_us": spent.get("cuBLAS"),
         "others": rows(others, times, spent),
     }
+
+
+def packed(x: torch.Tensor, parts: Mapping[str, torch.Tensor], format: Format) -> Callable[[], torch.Tensor]:
+    """A call of w4gen over a weight that is packed for it."""
+    layer = Linear(stored_for(Weight.from_parts(parts, format), x.device))
+    return lambda: layer(x)
 
 
 def over(x: torch.Tensor, w: Weight) -> Callable[[], torch.Tensor]:
@@ -135,7 +154,7 @@ def told(shape: str, row: dict[str, Any]) -> str:
     for each in row["others"]:
         figures = each.get("why") or f"{each['us']:8.2f} us ({cublas / each['us']:.2f} x cuBLAS)  error {each['error']:.2e}"
         lines.append(f"{'':>14} {each['name']:18} {figures}")
-    return "\n".join([*lines, *(f"{'':>14} {each}" for each in too_fast(row))])
+    return "\n".join([*lines, *(f"{'':>14} {each}" for each in too_fast({"rows": [row]}))])
 
 
 @contextmanager
@@ -164,14 +183,13 @@ def compare(
 
     With no layers, `count` random ones, or those of known models. Raises `W4Error` where a shape has no kernel.
     """
-    chosen = layers or random_layers(count) or tuple(f"{k}x{n}" for k, n in LAYERS)
-    asks = itertools.product(kinds, formats, chosen, tokens)
-    shapes = [(*parse_shape(f"{m}x{layer}"), form, kind) for kind, form, layer, m in asks]
-    ahead.needed(asked(rows, *shape[1:]) for shape in shapes for rows in (shape[0], LARGEST))  # side by side, before times
+    asks = [(*shape, form, kind) for kind, form, shape in itertools.product(kinds, formats, shapes(layers, count, tokens))]
+    made = ahead.needed(asked(rows, *ask[1:]) for ask in asks for rows in (ask[0], LARGEST))  # before times are taken
     found = []
     device = here()
-    for shape in shapes:
-        found.append(row := measure(*shape, device, with_peers))
-        progress(told("x".join(map(str, shape[:3])), row))
+    for ask in asks:
+        done = made[asked(*ask)]
+        found.append(row := measure(*ask, device, with_peers, None if done.cached else round(done.seconds, 3)))
+        progress(told("x".join(map(str, ask[:3])), row))
         torch.cuda.empty_cache()
-    return facts("w4gen.cli") | {"method": METHOD, "rows": found}
+    return checked(facts("w4gen.cli") | {"method": METHOD, "rows": found})

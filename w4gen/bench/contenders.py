@@ -12,14 +12,13 @@ from typing import Any, TypeAlias
 import torch
 
 from w4gen.bench import host
+from w4gen.bench.noise import WRONG
 from w4gen.bench.peers import PEERS, Given, Peer, PeerError
 from w4gen.runtime.reference import error
 from w4gen.runtime.timer import Timing, captured, copies_for
 
 Call: TypeAlias = Callable[[], torch.Tensor]
 ROUNDS = 3
-WRONG = 0.03
-"""Above this error a peer did not multiply by the weight that it was given: roundings of the worst come to 0.02."""
 SLOW, LEAST_US = 20, 2000.0
 """A peer that takes so many times cuBLAS's time, and so long, is told and not timed: its turns would take minutes."""
 HOST_ROWS = 16
@@ -37,14 +36,16 @@ class Contender:
     dtype: str
 
 
-def contender(name: str, make: Callable[[], Call], copies: int, truth: torch.Tensor) -> Contender:
-    """A contender that `make` packs anew for each copy. Raises what it raises."""
+def contender(
+    name: str, make: Callable[[], Call], copies: int, truth: torch.Tensor, again: Callable[[], Call] | None = None
+) -> Contender:
+    """A contender that `make` packs; `again` makes its other copies, else `make` packs each anew. Raises what they raise."""
     start = time.perf_counter()
     first = make()
     y = first()
     torch.cuda.synchronize()
     seconds = time.perf_counter() - start
-    calls = [first, *(make() for _ in range(copies - 1))]
+    calls = [first, *((again or make)() for _ in range(copies - 1))]
     return Contender(name, calls, round(seconds, 3), error(y, truth), str(y.dtype).removeprefix("torch."))
 
 

@@ -16,12 +16,14 @@ import torch
 from w4gen import ahead, knobs
 from w4gen.api import parse_layer, problem_of
 from w4gen.bench.facts import facts
+from w4gen.bench.floors import floor
+from w4gen.bench.noise import checked
 from w4gen.codegen.render import Kernel
 from w4gen.errors import ShapeError
 from w4gen.ir.types import Format
 from w4gen.layers import Layer, layers, read
 from w4gen.runtime.launch import arch_of
-from w4gen.runtime.tune import cold, trial
+from w4gen.runtime.tune import cold, copies_of, trial
 from w4gen.schedule import arch as arches
 from w4gen.schedule.arch import Arch
 from w4gen.schedule.cost import predicted
@@ -30,18 +32,28 @@ from w4gen.schedule.rules import BUCKETS
 ROWS = tuple(sorted({*chain(*BUCKETS[:-1]), BUCKETS[-1][0], 4, 12, 24, 48, 96, 192, 4096}))
 """The M of a curve by default: both sides of every step, and some between."""
 
+METHODS = {
+    "measured": "graph replay over rotating copies of the weights (cold L2), median, outputs checked to be written; floor_us: "
+    "only reading the weight, launched the same way",
+    "predicted": "the cost model's times from the data sheet, which rank schedules and are no measurement",
+}
+
 Timed: TypeAlias = Callable[[Kernel, int], float]
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Linear layers that are alike: their names, the weight's [n, k], how many there are, and microseconds of one for each M."""
+    """Linear layers that are alike: their names, the weight's [n, k], how many there are, and microseconds of one for each M.
+
+    floor_us: of only reading its bytes, where that was measured too.
+    """
 
     names: tuple[str, ...]
     n: int
     k: int
     count: int
     us: tuple[float, ...]
+    floor_us: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +84,9 @@ class Curve:
 
     def facts(self) -> dict[str, Any]:
         """The curve as JSON has it, with what it was made with."""
-        return (
-            facts("w4gen.cli")
-            | asdict(self)
-            | {"total_us": self.total_us, "steps": [{"m": m, "why": why} for m, why in self.steps.items()]}
-        )
+        method = METHODS[self.source]
+        steps = [{"m": m, "why": why} for m, why in self.steps.items()]
+        return checked(facts("w4gen.cli") | asdict(self) | {"method": method, "total_us": self.total_us, "steps": steps})
 
 
 def curve(
@@ -107,15 +117,16 @@ def curve(
     made = {ask: ask.kernel() for ask in dict.fromkeys(asks.values())}
     kernels = {at: made[ask] for at, ask in asks.items()}
     timed = on_gpu if measure else by_model(target)
-    parts = tuple(
-        Part(each.names, each.n, each.k, each.count, tuple(round(timed(kernels[place, m], m), 3) for m in ms))
-        for place, each in enumerate(kinds)
-    )
+    parts = []
+    for place, each in enumerate(kinds):
+        of = [kernels[place, m] for m in ms]
+        us = tuple(round(timed(kernel, m), 3) for kernel, m in zip(of, ms, strict=True))
+        parts.append(Part(each.names, each.n, each.k, each.count, us, floor_us(of) if measure else 0.0))
     cold.cache_clear()
     label = next(iter(made)).problem.format.label
     steps = steps_of(ms, [[kernels[place, m] for m in ms] for place in range(len(kinds))])
     where = torch.cuda.get_device_name() if measure else f"{target.name}, {target.board}, by its data sheet"
-    return Curve("measured" if measure else "predicted", where, label, ms, parts, steps)
+    return Curve("measured" if measure else "predicted", where, label, ms, tuple(parts), steps)
 
 
 def layers_of(asked: str | Path) -> list[Layer]:
@@ -129,6 +140,13 @@ def layers_of(asked: str | Path) -> list[Layer]:
 def on_gpu(kernel: Kernel, m: int) -> float:
     """Measured microseconds: cold weights, graph replay, median; outputs are checked to be written, and equal."""
     return trial(kernel, m, torch.device("cuda", torch.cuda.current_device()))()
+
+
+def floor_us(kernels: Sequence[Kernel]) -> float:
+    """Measured microseconds of only reading the weight of some kernels, started early where one of them is."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    early = any(kernel.schedule.overlap for kernel in kernels)
+    return round(floor(copies_of(kernels[-1], device)[0].nbytes, device, early).us, 3)
 
 
 def by_model(arch: Arch) -> Timed:

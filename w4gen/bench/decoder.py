@@ -1,4 +1,4 @@
-"""A decoder of Transformers with random weights, made to be measured: a static cache, one step that a CUDA graph can hold."""
+"""A decoder of Transformers, its weights random or a folder's: a static cache, one step that a CUDA graph can hold."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import copy
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,14 +17,25 @@ from w4gen.runtime.epilogue import finished
 from w4gen.runtime.linear import Linear
 
 
-def built(facts: Mapping[str, Any], kind: torch.dtype, device: torch.device, length: int) -> torch.nn.Module:
-    """The model of a config.json with random weights, on `device`. Raises `ShapeError` where Transformers is not installed."""
+def built(
+    facts: Mapping[str, Any], kind: torch.dtype, device: torch.device, length: int, folder: Path | None = None
+) -> torch.nn.Module:
+    """The model of a config.json on `device`, with the weights that a folder holds, else with random ones.
+
+    Raises `ShapeError` where Transformers is not installed, and where the weights are quantized.
+    """
+    if folder is not None and "quantization_config" in facts:
+        raise ShapeError(
+            f"{folder} holds weights that are quantized: give one of plain weights, or a config.json for random ones"
+        )
     try:
         from transformers import AutoConfig, AutoModelForCausalLM
     except ImportError as error:
         raise ShapeError(f"transformers, which builds the model, is not to be had ({error}): install w4gen[examples]") from error
-    about = {name: value for name, value in facts.items() if name != "model_type"}
-    asked = AutoConfig.for_model(facts["model_type"], **about, max_position_embeddings=length, attn_implementation="sdpa")
+    if folder is not None:
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=kind, attn_implementation="sdpa").to(device).eval()
+    about = {**facts, "max_position_embeddings": length, "attn_implementation": "sdpa"}
+    asked = AutoConfig.for_model(about.pop("model_type"), **about)
     torch.manual_seed(0)
     with device:
         return AutoModelForCausalLM.from_config(asked, dtype=kind).eval()

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from w4gen.bench.noise import too_fast
+from w4gen.bench.results import where
 from w4gen.bench.spans import sorts
 from w4gen.paths import CHECKOUT
 
@@ -157,17 +159,12 @@ def failures(variants: Mapping[str, Any]) -> str:
     return "\n".join(["Not measured:", "", *told]) if told else ""
 
 
-def where(facts: Mapping[str, Any]) -> str:
-    """Where a run was made, and how."""
-    versions = f"torch {facts['torch']}, Triton {facts['triton']}, CUDA {facts['cuda']}"
-    return f"{facts['device']}, {versions}, {facts['date']}. `{facts['command']}`"
-
-
 def section(facts: Mapping[str, Any]) -> str:
     """One run."""
     variants = facts["variants"]
     title = f"## {facts['model']}: a prompt of {facts['prompt']} tokens, {facts['new']} new ones"
     parts = [title, where(facts), speeds(variants), gaps(variants), rest(variants), others(variants), failures(variants)]
+    parts += [f"**{each}**" for each in too_fast(facts)]
     return "\n\n".join(part for part in parts if part)
 
 

@@ -9,23 +9,59 @@ from pathlib import Path
 from typing import Any
 
 from w4gen.errors import W4Error
+from w4gen.tuned import Row
 
 LEAST = 0.01
 """Noise that is taken for granted: files from before spreads of floors were noted have none of those."""
+WRONG = 0.03
+"""Above this error a weight was not multiplied by: roundings of the worst come to 0.02."""
 QUESTION = ("k", "n", "m", "format", "dtype", "gradient")
 
 
-def too_fast(row: Mapping[str, Any]) -> list[str]:
-    """Why a row cannot be: each figure that beats its floor, the fastest way to only read the same bytes, by more than noise."""
-    found = []
-    figures = [("w4gen", row["us"], "floor_us", row["spread"]), ("cuBLAS", row["cublas_us"], "dense_floor_us", row["spread"])]
-    figures += [(each["name"], each["us"], "floor_us", each["spread"]) for each in row.get("others", ()) if "us" in each]
-    for name, us, kind, spread in figures:
-        least, noise = row.get(kind), max(LEAST, spread + row.get("floor_spread", 0.0))
-        if least and us < least * (1 - noise):
-            beaten = f"beats its floor of {least:.2f} us by more than noise ({noise:.1%})"
-            found.append(f"MEASURING ERROR: {name} in {us:.2f} us {beaten}")
-    return found
+def beats(name: str, us: float, floor_us: float | None, noise: float) -> list[str]:
+    """Why a time cannot be: it beats its floor, the fastest way to only read the same bytes, by more than noise; else nothing."""
+    noise = max(LEAST, noise)
+    if not floor_us or us >= floor_us * (1 - noise):
+        return []
+    return [f"MEASURING ERROR: {name} in {us:.2f} us beats its floor of {floor_us:.2f} us by more than noise ({noise:.1%})"]
+
+
+def too_fast(facts: Mapping[str, Any]) -> list[str]:
+    """The figures of a run that cannot be, whatever it measured, and why."""
+    return [each for timed in _timed(facts) for each in beats(*timed)]
+
+
+def checked(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """A run with the figures of it that cannot be."""
+    return {**facts, "measuring_errors": too_fast(facts)}
+
+
+def impossible(row: Row) -> list[str]:
+    """Why the time of a tuned row cannot be; empty where it can."""
+    return beats(row.question, row.us, row.floor_us, LEAST)
+
+
+def _timed(facts: Mapping[str, Any]) -> Iterator[tuple[str, float, float | None, float]]:
+    """Every time of a run that has a floor: whose, microseconds, those of the floor, and the noise of both."""
+    for name, row in _rows(facts):
+        if "us" in row and "part" in row:
+            yield name, row["us"], row["floor_us"], noise(row)
+        elif "cublas_us" in row:
+            yield f"{name}, w4gen", row["us"], row["floor_us"], noise(row)
+            yield f"{name}, cuBLAS", row["cublas_us"], row.get("dense_floor_us"), noise(row)
+            for each in row.get("others", ()):
+                if "us" in each:
+                    yield f"{name}, {each['name']}", each["us"], row["floor_us"], noise({**row, "spread": each["spread"]})
+    for phase, found in facts.get("phases", {}).items():
+        for layer in found["layers"]:
+            yield f"{phase}, {layer['name']}", layer["us"], layer["floor_us"], noise(layer)
+    for part in facts.get("parts", ()):
+        for m, us in zip(facts["ms"], part["us"], strict=True):
+            yield f"{m}x{part['k']}x{part['n']} {facts['format']}", us, part.get("floor_us"), noise(part)
+    for name, variant in facts.get("variants", {}).items():
+        graph, least = variant.get("graph", {}), variant.get("floor", {}).get("floor_us")
+        if "linears_us" in graph:
+            yield f"{name}, linear layers of a token", graph["linears_us"], least, 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +90,28 @@ def against(now: Mapping[str, Any], old: Path) -> list[Change]:
     Times of two runs are compared over the floors of their own runs, as clocks and temperatures differ. Raises `W4Error` where
     the file holds no run, or none of the same rows.
     """
-    before, here = results(old), keyed(now)
-    shared = [(key, row) for key, row in keyed(before).items() if key in here]
+    before, here = keyed(results(old)), keyed(now)
+    shared = [(key, row) for key, row in before.items() if key in here]
     if not shared:
         raise W4Error(f"{old} has no row of the layers, M, formats and types measured now: give a run of the same")
     changes = [Change(key, over_floor(row), over_floor(here[key]), noise(row) + noise(here[key])) for key, row in shared]
     return sorted(changes, key=lambda change: -change.more)
+
+
+def lost(now: Mapping[str, Any], old: Path) -> list[str]:
+    """What a run cannot be compared for: rows of an older one that are not in it, and those that were right and are wrong now."""
+    before, here = keyed(results(old)), keyed(now)
+    gone = [f"{key}: not there any more" for key in before if key not in here]
+    turned = [key for key, row in before.items() if key in here and wrong(here[key]) and not wrong(row)]
+    return gone + [f"{key}: WRONG now, {wrong(here[key])}" for key in turned]
+
+
+def wrong(row: Mapping[str, Any]) -> str:
+    """Why the result of a row is not to be trusted; empty where it is. Rows that note no error are taken as they are."""
+    error, most = row.get("error", 0.0), row.get("error_limit", WRONG)
+    if not error <= most:
+        return f"error {error:.1e} of at most {most:.1e}"
+    return "" if row.get("equal_repeats", 1) else "launches do not give the same bits"
 
 
 def results(path: Path) -> dict[str, Any]:

@@ -35,10 +35,19 @@ def runs(paths: Sequence[Path]) -> dict[Path, dict[str, Any]]:
     return found
 
 
-def origin(facts: Mapping[str, Any]) -> str:
-    """Where and when a run was made; figures of quality, which are of many runs, say so of the last."""
-    where = facts.get("facts", facts)
-    return f"{where['device']}, {where['date']}"
+def origin(facts: Mapping[str, Any]) -> tuple[str, str]:
+    """The device and the date of a run; figures of quality, which are of many runs, say so of the last."""
+    made = facts.get("facts", facts)
+    return made["device"], made["date"]
+
+
+def devices(found: Mapping[Path, Mapping[str, Any]]) -> str:
+    """The GPUs that runs were made on, each with their dates; where there is none, what there is."""
+    dates: dict[str, set[str]] = {}
+    for device, date in map(origin, found.values()):
+        dates.setdefault(device, set()).add(date)
+    gpus = {device: on for device, on in dates.items() if device != "cpu"} or dates
+    return "; ".join(f"{device}, {', '.join(sorted(on))}" for device, on in gpus.items())
 
 
 def pictures(found: Mapping[Path, Mapping[str, Any]]) -> list[Picture]:
@@ -61,7 +70,6 @@ def page(found: Mapping[Path, Mapping[str, Any]], made: Sequence[Picture]) -> st
     """The page, as HTML: pictures are in it as text."""
     markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
     sections = [(path.stem, markdown.render(text)) for path, facts in found.items() if (text := section(facts))]
-    where = ", ".join(dict.fromkeys(map(origin, found.values())))
     environment = Environment(loader=PackageLoader("w4gen", "bench"), autoescape=True, undefined=StrictUndefined)
-    asked = {"title": "w4gen, measured", "about": f"{where}. {ABOUT}", "pictures": made, "sections": sections}
+    asked = {"title": "w4gen, measured", "about": f"{devices(found)}. {ABOUT}", "pictures": made, "sections": sections}
     return environment.get_template("page.html.jinja").render(asked)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from w4gen.bench.ceilings import measured
@@ -19,6 +21,8 @@ WIDE, DPI = 6.4, 150
 COLORS = {"w4gen": "C0", "cuBLAS": "0.45", "floor": "black", "dequantize, matmul": "C1", "tinygemm": "C2", "gemlite": "C3"} | {
     "humming": "C4", "bitsandbytes": "C5"
 }  # fmt: skip
+LARGE = 512
+"""Rows of x from which a matmul tells how fast the machine multiplies."""
 MOST = 6
 """Layers of a picture of time against M: the largest."""
 
@@ -55,47 +59,41 @@ def canvas(high: float, columns: int = 1, rows: int = 1) -> tuple[Any, list[Any]
 
 @dataclass(frozen=True, slots=True)
 class Roof:
-    """What rows are drawn under: GB/s of reading, TFLOP/s of multiplying, GB/s of codes decoded where known, and their source."""
+    """What rows are drawn under: GB/s of reading, TFLOP/s of multiplying, GB/s of codes decoded where known, their source."""
 
     read: float
-    matrix: float
+    matrix: float | None
     decode: float | None
     source: str
 
     @classmethod
-    def over(cls, rows: Sequence[Facts], machine: Facts | None) -> Roof:
-        """That of a machine whose ceilings were measured; without, what floors and matmuls reached in the rows."""
+    def over(cls, rows: Sequence[Facts], every: Sequence[Facts], machine: Facts) -> Roof:
+        """That of a machine over rows of one format; what `every` row of it in the same type of x reached is below its ceilings.
+
+        Small matmuls do not multiply as fast as the machine does: they would be their own ceiling.
+        """
         first = rows[0]
         label, kind = first["format"], first["dtype"]
-        fastest = max(*speeds(rows, "cublas_us"), *speeds(rows, "us"))
-        reached = max(row["bytes"] / row["floor_us"] for row in rows) / 1e3, fastest
-        if machine is None:
-            return cls(*reached, None, "as floors and matmuls of these rows reached them")
-        read = measured(machine, "read") or reached[0]
-        matrix = max(measured(machine, f"matrix {kind}, {size}") or 0.0 for size in (4096, 8192)) or reached[1]
+        large = [row for row in every if row["m"] >= LARGE]
+        matmuls = [each["value"] for each in machine["figures"] if each["name"].startswith(f"matrix {kind},")]
+        fastest = max([*matmuls, *speeds(large, "cublas_us"), *speeds(large, "us")], default=None)
+        reached = max(row["bytes"] / row["floor_us"] for row in rows) / 1e3
         decode = measured(machine, f"decode {label} to {kind}", label)
-        bits = first["bytes"] / (first["k"] * first["n"])
-        return cls(read, matrix, decode and decode * bits, "measured on this machine")
+        read = measured(machine, "read")
+        how = "these rows' floors" if read is None else "measured on this machine"
+        source = f"ceilings: reading as {how}, multiplying as its fastest matmul"
+        return cls(read or reached, fastest, decode and decode * first["bytes"] / (first["k"] * first["n"]), source)
 
     def floor_us(self, row: Facts) -> float:
-        """Microseconds below which a row cannot go: reading its weight, or multiplying."""
-        return float(max(row["floor_us"], work(row) / self.matrix / 1e6))
+        """Microseconds below which a row cannot go: reading its weight, or multiplying where that is known."""
+        return float(max(row["floor_us"], work(row) / self.matrix / 1e6 if self.matrix else 0.0))
 
 
 def drawn(runs: Sequence[Facts]) -> Iterator[Picture]:
-    """Every picture that can be made of some runs, the JSON of `--out`; of the machines' ceilings those of the same device."""
-    timed = [run for run in runs if any("cublas_us" in row for row in run.get("rows", ()))]
-    for device in dict.fromkeys(run["device"] for run in timed):
-        here = [forward(run) for run in timed if run["device"] == device]
-        machine = next((run for run in runs if "figures" in run and run["device"] == device), None)
-        for kind in dict.fromkeys((row["format"], row["dtype"]) for rows in here for row in rows):
-            groups = [same for rows in here if (same := [row for row in rows if (row["format"], row["dtype"]) == kind])]
-            every = [row for group in groups for row in group]
-            roof = Roof.over(every, machine)
-            yield roofline(device, kind, every, roof)
-            if len({row["m"] for row in every}) > 2:
-                yield against_m(device, kind, groups)
-            yield heat(device, kind, every, roof)
+    """Every picture that can be made of some runs, the JSON of `--out`: models first, then all layers, then each format.
+
+    Ceilings are those of a machine of the same device.
+    """
     for run in runs:
         if "variants" in run:
             yield bars(run)
@@ -103,6 +101,21 @@ def drawn(runs: Sequence[Facts]) -> Iterator[Picture]:
             yield layers(run)
         if "total_us" in run:
             yield curve(run)
+    timed = [run for run in runs if any("cublas_us" in row for row in run.get("rows", ()))]
+    for device in dict.fromkeys(run["device"] for run in timed):
+        here = [forward(run) for run in timed if run["device"] == device]
+        machine = next((run for run in runs if "figures" in run and run["device"] == device), {"figures": []})
+        of: dict[str, list[Facts]] = defaultdict(list)
+        for row in chain(*here):
+            of[row["dtype"]].append(row)
+        for dtype, rows in of.items():
+            yield heat(device, dtype, rows, Roof.over(rows, rows, machine))
+        for kind in dict.fromkeys((row["format"], row["dtype"]) for row in chain(*here)):
+            groups = [same for rows in here if (same := [row for row in rows if (row["format"], row["dtype"]) == kind])]
+            every = list(chain(*groups))
+            yield roofline(device, kind, every, Roof.over(every, of[kind[1]], machine))
+            if len({row["m"] for row in every}) > 2:
+                yield against_m(device, kind, groups)
 
 
 def forward(run: Facts) -> list[Facts]:
@@ -112,7 +125,7 @@ def forward(run: Facts) -> list[Facts]:
 
 def slug(*words: str) -> str:
     """A file's name of some words."""
-    return "-".join("".join(letter if letter.isalnum() else "-" for letter in word.lower()).strip("-") for word in words)
+    return "-".join(re.findall(r"[a-z0-9]+", " ".join(words).lower()))
 
 
 def work(row: Facts) -> float:
@@ -137,16 +150,17 @@ def roofline(device: str, kind: tuple[str, str], rows: Sequence[Facts], roof: Ro
         axes.scatter(at, speeds(rows, time), s=14, color=COLORS[name], marker=mark, label=name, zorder=3)
         ends += [min(at) / 2, max(at) * 2]
     slopes = [("reading", roof.read, "-"), *([("decoding", roof.decode, ":")] if roof.decode else [])]
+    flat = roof.matrix or float("inf")
     for name, slope, style in slopes:
-        knee = [min(ends), min(roof.matrix * 1e3 / slope, max(ends)), max(ends)]
-        line = [min(slope * each / 1e3, roof.matrix) for each in knee]
+        knee = [min(ends), min(flat * 1e3 / slope, max(ends)), max(ends)]
+        line = [min(slope * each / 1e3, flat) for each in knee]
         axes.plot(knee, line, style, color="black", linewidth=1, label=f"{name}: {slope:,.0f} GB/s")
-    axes.plot([], [], " ", label=f"multiplying: {roof.matrix:,.0f} TFLOP/s")
+    axes.plot([], [], " ", label=f"multiplying: {f'{flat:,.0f} TFLOP/s' if roof.matrix else 'not measured'}")
     axes.set(xscale="log", yscale="log", xlabel="operations a byte", ylabel="TFLOP/s")
     axes.grid(True, which="major", linewidth=0.3)
     axes.legend(fontsize=7, loc="lower right")
     title = f"Roofline: {kind[0]}, x in {kind[1]}, {device}"
-    shows = f"Each point is a layer at an M, cuBLAS over 16-bit weights; ceilings {roof.source}."
+    shows = f"Each point is a layer at an M, cuBLAS over 16-bit weights; {roof.source}."
     return titled("roofline", title, shows, figure, device, *kind)
 
 
@@ -176,10 +190,7 @@ def against_m(device: str, kind: tuple[str, str], groups: Sequence[Sequence[Fact
         axes.set_xlabel("M, rows of x", fontsize=7)
         axes.set_ylabel("µs", fontsize=7)
         axes.tick_params(which="both", labelsize=6)
-        low, high = axes.get_ylim()
-        for axis, minor in ((axes.xaxis, ""), (axes.yaxis, "{x:g}" if high < 12 * low else "")):
-            axis.set_major_formatter("{x:g}")
-            axis.set_minor_formatter(minor)
+        numbered(axes)
         axes.grid(True, which="major", linewidth=0.3)
     for axes in panels[len(largest) :]:
         axes.set_visible(False)
@@ -188,6 +199,14 @@ def against_m(device: str, kind: tuple[str, str], groups: Sequence[Sequence[Fact
     title = f"Time against M: {kind[0]}, x in {kind[1]}, {device}"
     shows = "Microseconds of a layer against rows of x; points are joined where they are of one run."
     return titled("time", title, shows, figure, device, *kind)
+
+
+def numbered(axes: Any) -> None:
+    """Numbers in full on axes that are logarithmic: powers of ten, and on y some between."""
+    axes.yaxis.get_major_locator().set_params(subs=(1, 2, 5))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter("")
 
 
 def lines(rows: Sequence[Facts]) -> dict[str, list[tuple[int, float]]]:
@@ -202,26 +221,25 @@ def lines(rows: Sequence[Facts]) -> dict[str, list[tuple[int, float]]]:
     return found
 
 
-def heat(device: str, kind: tuple[str, str], rows: Sequence[Facts], roof: Roof) -> Picture:
-    """% of the floor, layers by M."""
-    cells = {((row["k"], row["n"]), row["m"]): roof.floor_us(row) / row["us"] for row in rows}
-    layers = sorted({layer for layer, _ in cells}, key=lambda layer: -layer[0] * layer[1])
+def heat(device: str, dtype: str, rows: Sequence[Facts], roof: Roof) -> Picture:
+    """% of the floor, layers of each format by M."""
+    cells = {((row["format"], row["k"], row["n"]), row["m"]): roof.floor_us(row) / row["us"] for row in rows}
+    layers = sorted(dict.fromkeys(layer for layer, _ in cells), key=lambda layer: (layer[0], -layer[1] * layer[2]))
     ms = sorted({m for _, m in cells})
     figure, (axes,) = canvas(1.2 + 0.32 * len(layers))
     shares = [[cells.get((layer, m), float("nan")) for m in ms] for layer in layers]
     axes.imshow(shares, cmap="RdYlGn", vmin=0, vmax=1, aspect="auto")
     axes.set_xticks(range(len(ms)), [str(m) for m in ms], fontsize=7)
-    axes.set_yticks(range(len(layers)), [f"{k} → {n}" for k, n in layers], fontsize=7)
+    axes.set_yticks(range(len(layers)), [f"{form}  {k} → {n}" for form, k, n in layers], fontsize=7)
     axes.set_xlabel("M, rows of x", fontsize=8)
     for y, row in enumerate(shares):
         for x, share in enumerate(row):
             if share == share:  # not measured is NaN
                 axes.text(x, y, f"{share:.0%}", ha="center", va="center", fontsize=7)
-    title = f"% of the floor: {kind[0]}, x in {kind[1]}, {device}"
-    shows = (
-        f"How near a time is to its floor: only reading the weight, or multiplying at {roof.matrix:,.0f} TFLOP/s, {roof.source}."
-    )
-    return titled("floor", title, shows, figure, device, *kind)
+    title = f"% of the floor: x in {dtype}, {device}"
+    other = f", or multiplying at {roof.matrix:,.0f} TFLOP/s, the machine's fastest matmul" if roof.matrix else ""
+    shows = f"How near a time is to its floor: only reading the weight{other}."
+    return titled("floor", title, shows, figure, device, dtype)
 
 
 def bars(run: Facts) -> Picture:
@@ -253,8 +271,8 @@ def layers(run: Facts) -> Picture:
         names = [each["name"].removeprefix("model.layers.*.") for each in found]
         floors = [each["share"] * min(1.0, each["floor_us"] / each["us"]) for each in found]
         above = [each["share"] - least for each, least in zip(found, floors, strict=True)]
-        axes.barh(names, floors, color="C2", label="floor")
-        axes.barh(names, above, left=floors, color="C1", label="above it")
+        axes.barh(names, floors, color="C2", label="only reading it")
+        axes.barh(names, above, left=floors, color="C1", label="above that")
         axes.invert_yaxis()
         axes.set_title(f"{name}: {phase['step_us']:,.0f} µs", fontsize=8)
         axes.tick_params(labelsize=6)
@@ -271,11 +289,16 @@ def curve(run: Facts) -> Picture:
     """Time of a model's linear layers against M, with the M from which another bucket, or another tile of rows, answers."""
     figure, (axes,) = canvas(3.6)
     axes.plot(run["ms"], run["total_us"], marker="o", markersize=2.5, linewidth=1, color=COLORS["w4gen"])
+    least = sum(part["count"] * part.get("floor_us", 0.0) for part in run["parts"])
+    if least:
+        axes.axhline(
+            least, color=COLORS["floor"], linewidth=0.8, linestyle="--", label=f"only reading the weights: {least:,.0f} µs"
+        )
+        axes.legend(fontsize=7)
     for step in run["steps"]:
         axes.axvline(step["m"], color="0.7", linewidth=0.6, linestyle="--" if "bucket" in step["why"] else ":")
     axes.set(xscale="log", yscale="log", xlabel="M, rows of x (dashed: a bucket begins, dotted: another tile)", ylabel="µs")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter("{x:g}")
+    numbered(axes)
     axes.grid(True, which="major", axis="y", linewidth=0.3)
     layers = ", ".join(f"{part['k']} → {part['n']} × {part['count']}" for part in run["parts"])
     title = f"All linear layers against M: {run['format']}, {run['source']} on {run['where'].partition(',')[0]}"

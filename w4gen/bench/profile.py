@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,8 +23,10 @@ import torch
 from w4gen.bench.decoder import Decoder, built
 from w4gen.bench.facts import facts, here
 from w4gen.bench.floors import floor
+from w4gen.bench.noise import checked
 from w4gen.bench.quantizers import known
 from w4gen.bench.replay import captured, kernels
+from w4gen.formats import named
 from w4gen.ir.types import Format
 from w4gen.ir.types import dtype as named_dtype
 from w4gen.models import kind_of
@@ -273,15 +276,16 @@ def profile(
     dtype: str = "float16",
     quantizer: str = "w4gen",
     prompt: int = 512,
+    folder: Path | None = None,
 ) -> dict[str, Any]:
-    """Where the time of a decoder goes on the GPU here: a model of a config.json with random weights, quantized.
+    """Where the time of a decoder goes on the GPU here: a model of a config.json, of random weights or a folder's, quantized.
 
     Its linear layers by kind, for a prompt of `prompt` tokens and for one token after it. quantizer: w4gen, bitsandbytes or none.
-    Raises `W4Error` where it, or Transformers, is not there.
+    Raises `W4Error` where it, or Transformers, is not there, and where the folder's weights are quantized.
     """
     device, start = here(), time.perf_counter()
     quantize, kind = known(quantizer), torch_dtype(named_dtype(dtype))
-    model = built(about, kind, device, prompt + NEW)
+    model = built(about, kind, device, prompt + NEW, folder)
     plain = Decoder.started(model, 1, prompt, NEW)
     calls = {"decode": ("step", NEW - 8), "prefill": ("prefill", 1)}
     dense = {name: in_graph(plain, getattr(plain, call), count)[0] for name, (call, count) in calls.items()}
@@ -290,6 +294,7 @@ def profile(
         warmup(model, (1, prompt), dtype=kind, progress=False)
         decoder = Decoder.started(model, 1, prompt, NEW)
         phases = {name: phase(decoder, getattr(decoder, call), count, dense[name]) for name, (call, count) in calls.items()}
-    asked = {"about": dict(about), "format": str(format), "quantizer": quantizer, "dtype": dtype}
+    asked = {"about": dict(about), "format": quantize.only or named(format).label, "quantizer": quantizer, "dtype": dtype}
+    asked |= {"weights": "random" if folder is None else str(folder)}
     end = {"skipped": skipped, "fallbacks": list(dict.fromkeys(told)), "took_s": round(time.perf_counter() - start, 1)}
-    return facts("w4gen.cli") | asked | {"prompt": prompt, "method": METHOD, "phases": phases} | end
+    return checked(facts("w4gen.cli") | asked | {"prompt": prompt, "method": METHOD, "phases": phases} | end)

@@ -16,10 +16,14 @@ from w4gen.models import convert
 
 @dataclass(frozen=True, slots=True)
 class Quantizer:
-    """`convert(model, format)` quantizes linear layers in place and says what it left as it was; `module` is what that needs."""
+    """`convert(model, format)` quantizes linear layers in place and says what it left as it was; `module` is what that needs.
+
+    only: the one format that it has, whatever is asked for.
+    """
 
     module: str
     convert: Callable[[torch.nn.Module, Any], list[str]]
+    only: str = ""
 
 
 def by_w4gen(model: torch.nn.Module, format: Any) -> list[str]:
@@ -51,8 +55,8 @@ def by_nobody(model: torch.nn.Module, _: Any) -> list[str]:
 
 QUANTIZERS = {
     "w4gen": Quantizer("w4gen", by_w4gen),
-    "bitsandbytes": Quantizer("bitsandbytes", by_bitsandbytes),
-    "none": Quantizer("torch", by_nobody),
+    "bitsandbytes": Quantizer("bitsandbytes", by_bitsandbytes, "NF4"),
+    "none": Quantizer("torch", by_nobody, "16 bits"),
 }
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from w4gen.bench.noise import too_fast
+from w4gen.bench.noise import impossible, too_fast
+from w4gen.bench.results import where
 from w4gen.paths import CHECKOUT
 from w4gen.tuned import Row, load, problem
 
@@ -47,7 +48,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 OTHERS = """The same weights by others, in turns with the rows above: µs · % of the floor · × cuBLAS · host µs of an eager call.
-*first* is the seconds of packing and a first call, in which some compile and tune, the largest of the rows."""
+*first* is the seconds of packing and a first call, with what is compiled and tuned for it, the largest of the rows."""
 
 
 def others(rows: list[dict[str, Any]]) -> str:
@@ -56,7 +57,7 @@ def others(rows: list[dict[str, Any]]) -> str:
     if not names:
         return ""
     lines = ["| K → N | M | format | x | " + " | ".join(names) + " |", "|---" * (len(names) + 4) + "|"]
-    why, first = dict[tuple[str, str], int](), dict[str, float]()
+    why, first = dict[tuple[str, str], int](), {"w4gen": max(row.get("first_s", 0.0) for row in rows)}
     for row in rows:
         by_name = {each["name"]: each for each in row.get("others", ())}
         cells = [f"{row['k']} → {row['n']}", str(row["m"]), row["format"], row["dtype"]]
@@ -94,11 +95,12 @@ def ladder(facts: dict[str, Any]) -> str:
     ]
     for row in facts["rows"]:
         if "why" in row:
-            lines.append(f"| {row['part']} | {row['why']} | | | | | |")
+            lines.append(f"| {row['part']} | – | | | | | |")
             continue
         times = f"{row['us']:.2f} | {row['gain']:.2f} | {facts['floor_us'] / row['us']:.0%} | ±{row['spread']:.1%}"
         lines.append(f"| {row['part']} | {times} | {row['error']:.1e} | {row['equal_repeats']} |")
-    return "\n".join(lines)
+    why = [f"- {row['part']}: {row['why']}" for row in facts["rows"] if "why" in row]
+    return "\n".join([*lines, *([""] if why else []), *why])
 
 
 def curve(facts: dict[str, Any]) -> str:
@@ -109,9 +111,12 @@ def curve(facts: dict[str, Any]) -> str:
     for place, m in enumerate(facts["ms"]):
         times = " | ".join(f"{part['us'][place]:.2f}" for part in facts["parts"])
         lines.append(f"| {m} | {times} | {facts['total_us'][place]:.1f} | {steps.get(m, '')} |")
-    return f"{facts['source']} on {facts['where']}, {facts['format']}, microseconds of one layer of each kind.\n\n" + "\n".join(
-        lines
-    )
+    floors = [part.get("floor_us", 0.0) for part in facts["parts"]]
+    if all(floors):
+        every = sum(part["count"] * least for part, least in zip(facts["parts"], floors, strict=True))
+        lines.append(f"| floor | {' | '.join(f'{least:.2f}' for least in floors)} | {every:.1f} | only reading the weights |")
+    about = f"{facts['source'].capitalize()} on {facts['where']}, {facts['format']}, microseconds of one layer of each kind."
+    return "\n\n".join([about, "\n".join(lines)])
 
 
 def ceilings(facts: dict[str, Any]) -> str:
@@ -145,7 +150,15 @@ def amortized(rows: list[dict[str, Any]]) -> str:
 
 
 PROFILE = """Linear layers by kind, those that pay most for being quantized first. *tax* is the time over that of nn.Linear in 16
-bits, *share* the part of the step that all of the kind take, *gain* how many times faster the step would be at their floor."""
+bits, *share* the part of the step that all of the kind take, *gain* how many times faster the step would be at their floor, which
+is only reading: of many rows, as in a prefill, multiplying takes longer, and *tax* tells more."""
+
+
+def profiled(facts: dict[str, Any]) -> str:
+    """Which model was profiled, by whom it was quantized, what its weights are, and how to read its tables."""
+    model, weights = (str(facts.get(name, "random")).rpartition("/")[2] for name in ("model", "weights"))
+    how = f"{facts['format']} by {facts['quantizer']}, x in {facts['dtype']}, a prompt of {facts['prompt']} tokens"
+    return f"{model} in {how}; weights: {weights}.\n\n{PROFILE}"
 
 
 def phase(name: str, found: dict[str, Any]) -> str:
@@ -215,11 +228,9 @@ def section(path: Path) -> str:
 
 def told(facts: Mapping[str, Any], name: str) -> str:
     """What a run found, as Markdown, under its own title or `name`."""
-    where = f"{facts['device']}, torch {facts['torch']}, Triton {facts['triton']}, CUDA {facts['cuda']}, {facts['date']}"
-    parts = [f"## {facts.get('title', name)}", f"{where}. `{facts['command']}`"]
+    parts = [f"## {facts.get('title', name)}", where(facts)]
     parts += [f"Method: {facts['method']}."] if "method" in facts else []
     parts += [table(facts["rows"]), others(facts["rows"])] if "rows" in facts else []
-    parts += [f"**{each}** ({row['m']}x{row['k']}x{row['n']})" for row in facts.get("rows", ()) for each in too_fast(row)]
     extra = [row["extra_bytes"] / row["dense_bytes"] for row in facts.get("rows", ()) if "extra_bytes" in row]
     parts += [f"Memory beyond inputs and output: at most {max(extra):.1%} of the dequantized weight."] if extra else []
     parts += [LADDER, *map(ladder, facts["ladders"])] if "ladders" in facts else []
@@ -229,7 +240,8 @@ def told(facts: Mapping[str, Any], name: str) -> str:
     parts += [curve(facts)] if "total_us" in facts else []
     parts += [PAID, amortized(facts["amortized"])] if "amortized" in facts else []
     parts += [ceilings(facts)] if "figures" in facts else []
-    parts += [PROFILE, *(phase(name, each) for name, each in facts["phases"].items())] if "phases" in facts else []
+    parts += [profiled(facts), *(phase(name, each) for name, each in facts["phases"].items())] if "phases" in facts else []
+    parts += [f"**{each}**" for each in too_fast(facts)]
     parts += ["\n".join(f"- fell back: {why}" for why in facts.get("fallbacks", ()))]
     parts += ["\n".join(f"- left as it was: {each}" for each in facts.get("skipped", ()))]
     if "host" in facts:
@@ -261,7 +273,8 @@ def tuned_rows(path: Path) -> str:
         )
         lines.append(f"| {label} | {rows_of_x} | {len(rows)} | {figures} |")
     made = ", ".join(sorted({f"{row.device}, Triton {row.triton}" for row in load(path)}))
-    return "\n\n".join([f"## Tuned rows of {path.stem}", made, TUNED, "\n".join(lines)])
+    wrong = [f"**{each}**" for row in load(path) for each in impossible(row)]
+    return "\n\n".join([f"## Tuned rows of {path.stem}", made, TUNED, "\n".join(lines), *wrong])
 
 
 def known(facts: Mapping[str, Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 import click
 
 import w4gen
-from w4gen.bench.noise import Change, against, results
+from w4gen.api import parse_shape, problem_of
+from w4gen.bench.noise import Change, against, checked, lost, results, too_fast
 from w4gen.bench.results import write
 from w4gen.commands.question import SHAPE_HELP, as_json, count, detected, load_format, table, tell
 from w4gen.errors import ShapeError, W4Error
+from w4gen.layers import shapes as layers_of
 
 
 @click.command()
@@ -29,7 +32,9 @@ from w4gen.errors import ShapeError, W4Error
 @click.option("--format", "formats", multiple=True, default=("int4_g128",), show_default=True, help="or FILE.py:NAME; repeatable")
 @click.option("--dtype", "kinds", multiple=True, default=("float16",), show_default=True, help="of x and y; repeatable")
 @click.option("--peers/--no-peers", default=True, show_default=True, help="time kernels of other libraries too, where they are")
-@click.option("--against", "old", type=click.Path(path_type=Path), help="older JSON file: what became slower by more than noise")
+@click.option(
+    "--against", "old", type=click.Path(path_type=Path), help="older JSON file of the same rows: what is slower, wrong or gone"
+)
 @click.option("--results", "now", type=click.Path(path_type=Path), help="with --against: measured before, in place of now")
 @click.option("--out", type=click.Path(path_type=Path), help="JSON file to write")
 @as_json
@@ -51,7 +56,7 @@ def bench(
     """Compare with cuBLAS, peers and the floor over layers and M.
 
     With --ablate tell what each part of w4gen is worth, with --cold what comes before a first answer. With --against exit with 1
-    where a row became slower.
+    where a row became slower, wrong or faster than its floor, or is not there any more.
     """
     if (ablate or cold) != bool(shapes) or (ablate and cold):
         raise ShapeError("--ablate, or --cold, and --shape MxKxN go together; layers of a comparison are --layer KxN and --m M")
@@ -60,8 +65,11 @@ def bench(
     if old is not None:
         results(old)  # refused before minutes are spent
     forms = tuple(map(load_format, formats))
+    wanted = [parse_shape(each) for each in shapes] or layers_of(layers, some, tokens)
+    for form, kind, (m, k, n) in itertools.product(forms, kinds, wanted):
+        problem_of(m=m, k=k, n=n, format=form, dtype_name=kind)  # refused before a GPU is asked for
     if now is not None:
-        facts = results(now)
+        facts = checked(results(now))
     elif detected() == "portable":
         raise W4Error(
             "times come from GPUs only and there is none here: run w4gen bench where one is; w4gen roofline and w4gen curve "
@@ -78,16 +86,18 @@ def bench(
     if as_json:
         tell(facts)
     if old is not None:
-        compared(against(facts, old), old, quiet if as_json else click.echo)
+        compared(against(facts, old), [*lost(facts, old), *too_fast(facts)], old, quiet if as_json else click.echo)
 
 
-def compared(changes: Sequence[Change], old: Path, say: Callable[[str], Any]) -> None:
-    """Tell what became slower than in an older run, and exit with 1 if anything did."""
+def compared(changes: Sequence[Change], beyond: Sequence[str], old: Path, say: Callable[[str], Any]) -> None:
+    """Tell what became slower than in an older run, and what cannot be compared; exit with 1 if there is either."""
     worse = [each for each in changes if each.worse]
     say(f"{count(len(changes), 'row')} as in {old}, {len(worse)} slower by more than the noise of both runs")
     for each in worse:
         say(f"{each.row}: {each.now:.2f} floors, before {each.before:.2f}: {each.more:+.1%}, noise {each.noise:.1%}")
-    if worse:
+    for each in beyond:
+        say(each)
+    if worse or beyond:
         raise SystemExit(1)
 
 
@@ -127,3 +137,5 @@ def shown(ladder: dict[str, Any]) -> None:
         for row in ladder["rows"]
     ]  # fmt: skip
     table("with", "us", "gain", "of floor", "error", "schedule", rows=cells)
+    for each in too_fast({"ladders": [ladder]}):
+        click.echo(each)

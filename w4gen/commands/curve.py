@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 
 import w4gen
-from w4gen.api import parse_layer
+from w4gen.api import layer_of
+from w4gen.bench.noise import too_fast
 from w4gen.bench.results import write
 from w4gen.commands.question import as_json, load_format, numbers, table, tell
 from w4gen.errors import ShapeError
@@ -34,8 +36,8 @@ def curve(
     asked = model or shape
     if asked is None or (model and shape):
         raise ShapeError("a curve is of a model or of one layer: give --model config.json, or --shape KxN as in 4096x14336")
-    if shape and parse_layer(shape) is None:
-        raise ShapeError(f"shape {shape!r} is not KxN: give inputs x outputs, as in 4096x14336, and tokens by --m")
+    if shape:
+        layer_of(shape)
     more = {"ms": numbers(rows, "m")} if rows else {}
     found = w4gen.curve(asked, format=load_format(format_name), arch=arch, dtype=dtype, **more)
     if out is not None:
@@ -54,4 +56,6 @@ def curve(
         ]
         for place, m in enumerate(found.ms)
     ])  # fmt: skip
+    for each in too_fast(asdict(found)):
+        click.echo(each)
     return None

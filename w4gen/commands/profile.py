@@ -9,13 +9,14 @@ from typing import Any
 import click
 
 import w4gen
+from w4gen.api import problem_of
 from w4gen.bench.results import write
 from w4gen.commands.question import aligned, as_json, detected, load_format, table, tell
 from w4gen.errors import W4Error
 from w4gen.layers import read
 
 LEGEND = """us: one layer of the kind alone, replayed over cold copies · in model: by CUDA events in the model · host: of its call
-tax: its time over nn.Linear's in 16 bits · share: of the step, all of the kind · gain: the step's, if the kind took its floor"""
+tax: its time over nn.Linear's in 16 bits · share: of the step, all of the kind · gain: the step's, if the kind only read it"""
 
 
 @click.command()
@@ -27,17 +28,20 @@ tax: its time over nn.Linear's in 16 bits · share: of the step, all of the kind
 @click.option("--out", type=click.Path(path_type=Path), help="JSON file to write")
 @as_json
 def profile(model: Path, format_name: str, dtype: str, by: str, prompt: int, out: Path | None, as_json: bool) -> None:
-    """Time the linear layers of MODEL, with random weights, in prefill and in decode; the worst paid for being quantized first.
+    """Time the linear layers of MODEL in prefill and in decode; the worst paid for being quantized first.
 
-    MODEL is a config.json, the folder that holds one, or the name of a known model.
+    MODEL is a folder with a config.json and weights in safetensors; without these, or where it is a config.json or the name of a
+    known model, weights are random.
     """
-    about = read(model)
+    about, form = read(model), load_format(format_name)
+    problem_of(m=prompt, n=1, k=1, format=form, dtype_name=dtype)  # refused before a GPU is asked for
     if detected() == "portable":
         raise W4Error(
             f"times come from GPUs only and there is none here: run w4gen profile where one is; w4gen roofline --model {model} "
             f"--arch sm_90 and w4gen curve --model {model} --arch sm_90 work out bounds and predictions from data sheets"
         )
-    facts = w4gen.profile(about, load_format(format_name), dtype, by, prompt) | {"model": str(model)}
+    folder = model if any(model.glob("*.safetensors")) else None
+    facts = w4gen.profile(about, form, dtype, by, prompt, folder) | {"model": str(model)}
     if out is not None:
         write(out, facts)
     if as_json:
@@ -48,6 +52,7 @@ def profile(model: Path, format_name: str, dtype: str, by: str, prompt: int, out
 
 def shown(facts: dict[str, Any], say: Callable[[str], Any]) -> None:
     """Print what was found: both phases, what fell back, and what was left as it was."""
+    say(f"weights: {facts['weights']}")
     for name, phase in facts["phases"].items():
         step, dense = phase["step_us"], phase["dense_step_us"]
         counted = f", {phase['kernels']} kernels" if phase["kernels"] else ""
@@ -60,6 +65,8 @@ def shown(facts: dict[str, Any], say: Callable[[str], Any]) -> None:
         table(*heads, rows=map(cells, phase["layers"]))
         say("")
     say(LEGEND)
+    for each in facts["measuring_errors"]:
+        say(each)
     for why in facts["fallbacks"]:
         say(f"fell back: {why}")
     for each in facts["skipped"]:

@@ -50,6 +50,8 @@ def roofline(
 ) -> None:
     """Measure a GPU's ceilings, and bound a model's tokens per second at batch 1 by format; for the bounds no GPU is needed."""
     one_machine(measure, machine, bandwidth, arch_name)
+    if out is not None and not measure:
+        raise W4Error(f"--out {out} is for what --measure finds: add --measure on a GPU, or print bounds as JSON by --json")
     if model is None and not measure:
         raise W4Error(f"bounds are those of a model: name one by --model, config.json or one of {', '.join(PRESETS)}")
     of = Model.of(read(model)) if model else None  # refused before a minute is spent

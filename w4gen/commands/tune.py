@@ -13,6 +13,7 @@ import click
 
 import w4gen
 from w4gen.api import parse_shape, problem_of
+from w4gen.bench.noise import impossible
 from w4gen.commands.bundle import of_model
 from w4gen.commands.question import as_json, asked, count, load_format, numbers, of_models, question, tell
 from w4gen.errors import W4Error
@@ -43,12 +44,13 @@ def tune(
     for turn, (each, row, found) in enumerate(w4gen.tune(questions, budget, again), 1):
         skipped, now = len(found.skipped) if found else 0, time.monotonic()
         facts = {"question": str(each.problem), "row": row.facts() if row else None, "skipped": skipped}
-        rows.append(facts | {"seconds": round(now - last, 2)})
+        wrong = impossible(row) if row else []
+        rows.append(facts | {"seconds": round(now - last, 2), "measuring_errors": wrong})
         if not as_json:
             verdict = timed(row) if row else told(found)
             at = f"{each.m}x{each.problem.k}x{each.problem.n} {each.problem.format.label}"
             spent = f"{now - last:.1f} s; {max(0.0, budget - now + start):.0f} s left"
-            click.echo(f"{turn}/{len(questions)} {at}: {verdict}, {skipped} skipped, {spent}")
+            click.echo("\n".join([f"{turn}/{len(questions)} {at}: {verdict}, {skipped} skipped, {spent}", *wrong]))
         last = now
     if as_json:
         tell(rows)
