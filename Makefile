@@ -70,6 +70,7 @@ bench:
 	$(PYTHON) -m w4gen.bench.invariant --format int4_g128 --format nf4_g64 --out docs/results/batch-invariant-h200.json
 	$(PYTHON) -m w4gen.bench.first --out docs/results/first-calls-h200.json
 	$(PYTHON) -m w4gen.bench.sanitize --out docs/results/sanitizer-h200.json
+	$(PYTHON) -m w4gen.bench.loading --out docs/results/loading-h200.json
 	$(PYTHON) -m w4gen.bench.end_to_end --model llama-3.1-8b --budget 300 --out docs/results/end-to-end-llama-3.1-8b-h200.json
 
 # cache/tuned/ARCH.json of the GPU here, in BUDGET seconds: a second run goes on where the first one's ended

@@ -41,6 +41,7 @@ LINEAR = {
 }
 REPACKED = 8192, 28672
 TIMES = {"cpu": 3, "cuda": 20}
+TITLE = "Loading a checkpoint"
 
 
 def tensors(layers: int) -> Iterator[tuple[str, torch.Tensor]]:
@@ -146,19 +147,18 @@ def main() -> None:
     if options.step:
         print(json.dumps(step(options.step[0], Path(options.step[1]))))
         return
-    results: dict[str, Any] = {"facts": facts("w4gen.bench.loading"), "threads": torch.get_num_threads(), "repack": repack()}
+    found: dict[str, Any] = {"threads": torch.get_num_threads(), "repack_ms": repack()}
     with tempfile.TemporaryDirectory(dir=options.at) as made:
         path = Path(made) / "model"
-        results |= {"layers": options.layers, "checkpoint_bytes": checkpoint(path, options.layers)}
+        found |= {"layers": options.layers, "checkpoint_bytes": checkpoint(path, options.layers), "steps": {}}
         for name in ("load", "pack", "second start"):
             command = processes.module("w4gen.bench.loading", "--step", name, str(path))
             told = subprocess.run(command, env=processes.environment(), check=True, capture_output=True, text=True).stdout
-            results[name] = json.loads(told.splitlines()[-1])
-            results[name]["of_checkpoint"] = results[name]["bytes"] / results["checkpoint_bytes"]
-            print(name, results[name], flush=True)
-    print(json.dumps(results, indent=1))
+            found["steps"][name] = json.loads(told.splitlines()[-1])
+            print(name, found["steps"][name], flush=True)
+    print(json.dumps(found, indent=1))
     if options.out:
-        write(options.out, results)
+        write(options.out, facts("w4gen.bench.loading") | {"title": TITLE, "loading": found})
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ unrounded product in float64; *equal* counts launches, each into an output poiso
 
 COMMANDS = (
     "w4gen.bench.compare ", "w4gen.cli bench ", "w4gen.cli curve ", "w4gen.cli roofline ", "w4gen.cli profile ",
-    "w4gen.bench.sanitize ", "w4gen.bench.first ", "w4gen.bench.invariant ", "w4gen.bench.backward ",
+    "w4gen.bench.sanitize ", "w4gen.bench.first ", "w4gen.bench.invariant ", "w4gen.bench.backward ", "w4gen.bench.loading ",
 )  # fmt: skip
 """What made the files of results that are told of here; others are of other measurements."""
 
@@ -221,6 +221,24 @@ def invariant(rows: list[dict[str, Any]]) -> str:
     return "\n\n".join([mean, "\n".join(lines)])
 
 
+def loading(found: dict[str, Any]) -> str:
+    """Memory and time of loading a checkpoint, as a table, and of moving one layer's codes."""
+    whole, mega = found["checkpoint_bytes"], 1e6
+    lines = [
+        "| step | s | of processors, s | host MB more | of the checkpoint | GPU MB | of the checkpoint |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, each in found["steps"].items():
+        sizes = " | ".join(f"{each[kind] / mega:,.0f} | {each[kind] / whole:.2f}" for kind in ("bytes", "bytes_gpu"))
+        lines.append(f"| {name} | {each['seconds']:.2f} | {each['cpu_seconds']:.2f} | {sizes} |")
+    about = (
+        f"A GPTQ checkpoint of a Llama of {found['layers']} layers with random codes, {whole / mega:,.0f} MB: loaded, packed for"
+    )
+    moved = ", ".join(f"{name.replace('_', ' ')} {ms:.2f}" for name, ms in found["repack_ms"].items())
+    about += f" the GPU into files beside it, and started from those. Moving one layer 8192 → 28672, ms: {moved}."
+    return "\n\n".join([about, "\n".join(lines)])
+
+
 def section(path: Path) -> str:
     """One file of results, with where it comes from."""
     return told(json.loads(path.read_text()), path.stem)
@@ -237,6 +255,7 @@ def told(facts: Mapping[str, Any], name: str) -> str:
     parts += [tools(facts)] if "tools" in facts else []
     parts += [first_calls(facts)] if "first_calls" in facts else []
     parts += [invariant(facts["invariant"])] if "invariant" in facts else []
+    parts += [loading(facts["loading"])] if "loading" in facts else []
     parts += [curve(facts)] if "total_us" in facts else []
     parts += [PAID, amortized(facts["amortized"])] if "amortized" in facts else []
     parts += [ceilings(facts)] if "figures" in facts else []
