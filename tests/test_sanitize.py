@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -12,13 +13,14 @@ from click.testing import CliRunner
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from w4gen import toolchain
 from w4gen.bench import report, sanitize
 from w4gen.bench.sanitize import BLIND, Ran, main, ran, reports, summary, tool, verdict
-from w4gen.bench.sanitized import CASES, PLANTED, asks, planted_race, planted_read
+from w4gen.bench.sanitized import CALLS, PLANTED, asks, planted_race, planted_read
 from w4gen.codegen.render import PRINTERS
 from w4gen.schedule.arch import ARCHES
 
-ALL = Ran((*({"case": name, "right": True} for name in CASES), {"case": "planted"}), 0, 9.0)
+ALL = Ran((*({"case": name, "right": True} for name in CALLS), {"case": "planted"}), 0, 9.0)
 PLANT = {
     "memcheck": """========= COMPUTE-SANITIZER
 ========= Invalid __global__ read of size 4 bytes
@@ -38,11 +40,11 @@ PLANT = {
 """,
 }
 OURS = """========= Invalid __global__ read of size 16 bytes
-=========     at gemv_mma+0x120 in <gemv_mma 12ab>.py:40
+=========     at gemv_mma+0x120 in <gemv_mma 12ab>:40
 =========     by thread (3,0,0) in block (1,0,0)
 =========
 ========= Invalid __global__ read of size 16 bytes
-=========     at gemv_mma+0x120 in <gemv_mma 12ab>.py:40
+=========     at gemv_mma+0x120 in <gemv_mma 12ab>:40
 """
 OTHERS = """========= Uninitialized __global__ memory read of size 2 bytes
 =========     at void cutlass::Kernel2<cutlass_80_wmma_tensorop_f16>(T1::Params)+0x2f0
@@ -54,7 +56,7 @@ END = "========= ERROR SUMMARY: 1 error\n"
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_tool_that_saw_the_planted_fault_and_no_other_is_clean(name: str) -> None:
     row = verdict(name, PLANT[name] + OTHERS + END, ALL, ["gemv_mma"])
-    assert (row["clean"], row["why"], row["planted"], row["calls"]) == (True, "", 1, len(CASES))
+    assert (row["clean"], row["why"], row["planted"], row["calls"]) == (True, "", 1, len(CALLS))
     assert row["others"] == {"cutlass::Kernel2: Uninitialized __global__ memory read of size 2 bytes": 1}
 
 
@@ -69,11 +71,39 @@ def test_a_tool_that_saw_nothing_is_blind(name: str) -> None:
 def test_a_report_about_one_of_our_kernels_is_told() -> None:
     row = verdict("memcheck", OURS + PLANT["memcheck"], ALL, ["gemm", "gemv_mma"])
     assert not row["clean"]
-    assert row["reports"] == {"gemv_mma: Invalid __global__ read of size 16 bytes": 2}
-    assert "at gemv_mma+0x120" in row["first_of_each"]["gemv_mma: Invalid __global__ read of size 16 bytes"], "where it is"
-    race = PLANT["racecheck"].replace("planted_race", "gemm_wgmma").replace("Error: Race", "Warning: Race")
-    row = verdict("racecheck", race + PLANT["racecheck"], ALL, ["gemm_wgmma"])
-    assert row["why"] == "1 times gemm_wgmma: Warning: Race reported between Write access"
+    what = "gemv_mma: Invalid __global__ read of size 16 bytes at `<gemv_mma 12ab>:40`"
+    assert row["reports"] == {what: 2}
+    assert "at gemv_mma+0x120" in row["first_of_each"][what], "where it is"
+
+
+RACES = """========= Warning: Race reported between Write access at dequant+0x{0}10 in {1}:3
+=========     and Read access at dequant+0x{0}90 in {1}:4 [508 hazards]
+=========
+========= Warning: Race reported between Write access at dequant+0x{0}10 in {1}:3
+=========     and Read access at dequant+0x{0}90 in elsewhere.py:7 [16 hazards]
+"""
+PAIR = "dequant: Warning: Race reported between Write access at `one = 1` and Read access at `two = one | 2`"
+
+
+@pytest.mark.parametrize("at", ["1", "2f"])
+def test_a_race_is_named_by_the_lines_of_its_kernel(at: str) -> None:
+    file = toolchain.module(f"# {at}\n\none = 1\ntwo = one | 2\n", "dequant").__file__
+    row = verdict("racecheck", RACES.format(at, file) + PLANT["racecheck"], ALL, ["dequant"])
+    assert row["reports"] == {PAIR: 1, PAIR.replace("two = one | 2", "elsewhere.py:7"): 1}, "wherever the compiler put them"
+    assert "[508 hazards]" in row["first_of_each"][PAIR]
+
+
+def test_only_a_report_that_is_explained_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = toolchain.module("#\n\none = 1\ntwo = one | 2\n", "dequant").__file__
+    log, other = RACES.format("1", file) + PLANT["racecheck"], PAIR.replace("two = one | 2", "elsewhere.py:7")
+    monkeypatch.setattr(sanitize, "EXPLAINED", {PAIR: "one warp"})
+    row = verdict("racecheck", log, ALL, ["dequant"])
+    assert (row["clean"], row["why"], row["explained"]) == (False, f"1 times {other}", {PAIR: "one warp"})
+    assert set(row["reports"]) == {PAIR, other}, "it is told all the same"
+    monkeypatch.setitem(sanitize.EXPLAINED, other, "one warp too")
+    row = verdict("racecheck", log, ALL, ["dequant"])
+    assert (row["clean"], row["why"]) == (True, "")
+    assert not verdict("racecheck", log.replace("dequant", "gemm"), ALL, ["gemm"])["clean"], "of this kernel alone"
 
 
 def test_what_a_tool_says_of_itself_is_not_passed_over() -> None:
@@ -85,7 +115,7 @@ def test_what_a_tool_says_of_itself_is_not_passed_over() -> None:
 def test_calls_that_are_wrong_or_were_not_made_are_named() -> None:
     wrong = Ran(({"case": "few rows", "right": False}, *(each for each in ALL.told if each["case"] != "few rows")), 0, 9.0)
     row = verdict("memcheck", PLANT["memcheck"], wrong, [])
-    assert (row["why"], row["calls"]) == ("calls not made or not right: few rows", len(CASES) - 1)
+    assert (row["why"], row["calls"]) == ("calls not made or not right: few rows", len(CALLS) - 1)
     cut = verdict("memcheck", "", Ran(ALL.told[:2], -9, 40.0, "out of time"), [])
     assert "it ended with status -9: out of time" in cut["why"]
     assert cut["calls"] == 2
@@ -123,11 +153,15 @@ def test_the_tool_is_found_where_it_may_be(tmp_path: Path, monkeypatch: pytest.M
 def test_every_template_has_a_call_on_sm_90_and_each_is_of_its_own_kernel() -> None:
     kernels = {name: ask.kernel() for name, ask in asks(ARCHES["sm_90"]).items()}
     assert {each.name for each in kernels.values()} == set(PRINTERS)
+    assert {*PRINTERS, "repack"} == set(sanitize.written()), "which has a call of its own"
     assert {piece.name for each in kernels.values() for piece in each.pieces} > {"add_parts"}
     assert {each.schedule.sum_at for each in kernels.values() if each.name == "gemv_half"} == {"shared"}, "a cluster"
     assert {each.schedule.unit for each in kernels.values() if each.name == "gemv"} == {"lanes", "mma"}
     whole = ("gemm", "gemm_wgmma", "dgrad_wgmma")
     assert all(each.problem.n % 8 or each.name in whole for each in kernels.values()), "masks are watched"
+    ends = {name: dict(re.findall(r"(?m)^(STEPS|RING) = gl.constexpr\((\d+)\)", each.source)) for name, each in kernels.items()}
+    again = {kernels[name].name for name, end in ends.items() if len(end) == 2 and int(end["STEPS"]) > int(end["RING"])}
+    assert again == {"gemv_mma", "gemm_wgmma", "dgrad_wgmma"}, "slots of a ring are filled again"
 
 
 def test_the_planted_faults_compile_and_the_race_is_in_shared_memory() -> None:
@@ -151,7 +185,7 @@ def test_without_a_tool_a_row_says_so_and_the_page_too(tmp_path: Path, monkeypat
     }
     found = about | summary(None, alone, 1.0)
     assert found["templates"] == ["gemv_mma"]
-    assert "dgrad" in found["templates_without_a_call"]
+    assert {"dgrad", "repack"} < set(found["templates_without_a_call"])
     assert {row["why"] for row in found["tools"]} == {
         "compute-sanitizer is not on the PATH, in CUDA's folder or in pip's packages"
     }
@@ -160,7 +194,10 @@ def test_without_a_tool_a_row_says_so_and_the_page_too(tmp_path: Path, monkeypat
     assert "| racecheck | compute-sanitizer is not on the PATH" in page
     clean = verdict("memcheck", PLANT["memcheck"], ALL, [])
     (tmp_path / "s.json").write_text(json.dumps(found | {"tools": [clean], "sanitizer": "Version 2026.4"}))
-    assert f"| memcheck | clean | {len(CASES)} | 0 | 9.0 |" in report.section(tmp_path / "s.json")
+    assert f"| memcheck | clean | {len(CALLS)} | 0 | 9.0 |" in report.section(tmp_path / "s.json")
+    told = clean | {"explained": {PAIR: "one warp"}}
+    (tmp_path / "s.json").write_text(json.dumps(found | {"tools": [told]}))
+    assert f"- {PAIR}: one warp" in report.section(tmp_path / "s.json")
 
 
 def test_without_a_gpu_the_command_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

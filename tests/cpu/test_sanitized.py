@@ -28,6 +28,16 @@ def test_a_call_is_checked_against_the_truth(monkeypatch: pytest.MonkeyPatch) ->
 
         return launch
 
-    monkeypatch.setattr(sanitized, "launcher", launcher)
+    monkeypatch.setattr(sanitized.launch, "launcher", launcher)
     assert not called(ask, 1, torch.device("cpu"))["right"]
     assert len(launches) == sanitized.LAUNCHES
+
+
+def test_moved_codes_are_compared_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sanitized.repack, "STARTS", {})
+    told = sanitized.moved(torch.device("cpu"), n=125, k=128)
+    assert told == {"template": "repack", "kernels": ["repack"], "right": True}
+    assert len(sanitized.repack.STARTS) == 3, "each by a kernel of its own"
+    by_kernel = sanitized.repack.by_kernel
+    monkeypatch.setattr(sanitized.repack, "by_kernel", lambda *given: by_kernel(*given) ^ 1)
+    assert not sanitized.moved(torch.device("cpu"), n=125, k=128)["right"]

@@ -167,7 +167,8 @@ def phase(name: str, found: dict[str, Any]) -> str:
 
 
 SANITIZED = """*calls* are the small calls of all templates that a tool watched, each checked against the truth; a tool is *clean*
-where it told of none of w4gen's kernels, and saw the fault that was planted for it. *others* are reports about other kernels."""
+where it told of none of w4gen's kernels but what is explained below, and saw the fault that was planted for it. *others* are
+reports about other kernels."""
 
 
 def tools(facts: dict[str, Any]) -> str:
@@ -175,9 +176,11 @@ def tools(facts: dict[str, Any]) -> str:
     lines = ["| tool | found | calls | others | seconds |", "|---|---|---|---|---|"]
     for row in facts["tools"]:
         figures = f"{row.get('calls', 0)} | {sum(row.get('others', {}).values())} | {row.get('seconds', '')}"
-        lines.append(f"| {row['tool']} | {'clean' if row['clean'] else row['why']} | {figures} |")
+        found = "clean" if row["clean"] else row["why"].replace("|", "\\|")
+        lines.append(f"| {row['tool']} | {found} | {figures} |")
     covered = f"{facts['sanitizer'] or 'no sanitizer'}. Templates: {', '.join(facts['templates']) or 'none'}."
-    return "\n\n".join([SANITIZED, covered, "\n".join(lines)])
+    explained = [f"- {what}: {why}" for row in facts["tools"] for what, why in row.get("explained", {}).items()]
+    return "\n\n".join([SANITIZED, covered, "\n".join(lines), *["\n".join(explained)] * bool(explained)])
 
 
 def first_calls(facts: dict[str, Any]) -> str:

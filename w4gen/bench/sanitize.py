@@ -1,13 +1,14 @@
 """`python -m w4gen.bench.sanitize`: memcheck, racecheck and initcheck over a small call of every template, as JSON.
 
 Kernels are compiled first, and the calls run once by themselves; then under each tool of compute-sanitizer. A tool counts as
-clean where it saw the fault that was planted for it, nothing in our kernels and of itself, and all calls gave the truth. Reports
-about other kernels (the vendor's) are counted apart.
+clean where it saw the fault that was planted for it, nothing in our kernels and of itself but what is explained, and all calls
+gave the truth. Reports about other kernels (the vendor's) are counted apart.
 """
 
 from __future__ import annotations
 
 import json
+import linecache
 import os
 import re
 import shutil
@@ -25,17 +26,18 @@ from typing import Any
 import click
 import torch
 
-from w4gen import ahead, processes
+from w4gen import ahead, paths, processes, toolchain
 from w4gen.bench.facts import facts
 from w4gen.bench.results import write
-from w4gen.bench.sanitized import CASES, PLANTED, asks
-from w4gen.codegen.render import PRINTERS
+from w4gen.bench.sanitized import CALLS, PLANTED, asks
 from w4gen.runtime.launch import arch_of
 
 NAME = "compute-sanitizer"
 OPTIONS = {"memcheck": ["--padding", "256"]}
 SHARED = ["--report-api-errors", "no", "--show-backtrace", "no", "--destroy-on-device-error", "kernel"]
 BLIND = "it did not see the planted fault"
+EXPLAINED: dict[str, str] = {}
+"""Reports that are told and do not count: the kernel, the kind and its lines, as `named` says them, and why there is no fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class Ran:
     def missing(self) -> list[str]:
         """Calls that were not made, or were wrong."""
         right = {each["case"] for each in self.told if each.get("right", True)}
-        return [name for name in (*CASES, "planted") if name not in right]
+        return [name for name in (*CALLS, "planted") if name not in right]
 
 
 def candidates() -> Iterator[Path]:
@@ -95,6 +97,7 @@ def ran(before: Sequence[str], limit_s: float) -> Ran:
 
 REPORT = re.compile(r"^========= (?! |COMPUTE-SANITIZER|.*SUMMARY:|Target application|Error: process didn't)\S")
 KERNEL = re.compile(r"\b(?:at|Device Frame:) ?(?:void )?(\w[\w:]*)[(<+]")
+PLACE = re.compile(r"\bat (\S.*\+0x[0-9a-f]+)(?: in (.+):(\d+))?(?: \[.*)?$")
 
 
 def reports(log: str) -> list[tuple[str, frozenset[str]]]:
@@ -109,20 +112,34 @@ def reports(log: str) -> list[tuple[str, frozenset[str]]]:
     return [(text, frozenset(KERNEL.findall(text))) for text in lines]
 
 
+def named(text: str) -> str:
+    """What a report says that the next run would say too: its first line and its places, as lines of the kernel's text."""
+    first, *others = text.splitlines()
+    return " ".join(PLACE.sub(_line, line) for line in (first, *filter(PLACE.search, others)))
+
+
+def _line(place: re.Match[str]) -> str:
+    """The line of text that a place is in, of a kernel that `toolchain.module` read here; else the place as it was told."""
+    instruction, file, number = place.groups()
+    line = linecache.getline(Path(file).name, int(number)).strip() if file and "<" in file else ""
+    return f"at `{line or (f'{file}:{number}' if file else instruction)}`"
+
+
 def verdict(name: str, log: str, done: Ran, ours: Sequence[str]) -> dict[str, Any]:
     """What came of one tool: reports about each of our kernels and about others, and why it is not clean where it is not."""
     found, planted, others, whole = Counter[str](), 0, Counter[str](), dict[str, str]()
     for text, kernels in reports(log):
-        mine, what = [each for each in ours if each in kernels], re.sub(r" at .*", "", text.partition("\n")[0])
+        mine = [each for each in ours if each in kernels]
         if mine or not kernels:
-            found[f"{', '.join(mine) or 'no kernel'}: {what}"] += 1
-            whole.setdefault(f"{', '.join(mine) or 'no kernel'}: {what}", text)
+            what = f"{', '.join(mine) or 'no kernel'}: {named(text)}"
+            found[what] += 1
+            whole.setdefault(what, text)
         elif any(each.startswith("planted") for each in kernels):
             planted += PLANTED[name] in kernels
         else:
-            others[f"{', '.join(sorted(kernels))}: {what}"] += 1
+            others[f"{', '.join(sorted(kernels))}: {re.sub(r' at .*', '', text.partition(chr(10))[0])}"] += 1
     why = [
-        *(f"{count} times {what}" for what, count in found.items()),
+        *(f"{count} times {what}" for what, count in found.items() if what not in EXPLAINED),
         *([] if planted else [BLIND]),
         *([f"calls not made or not right: {', '.join(done.missing)}"] if done.missing else []),
         *([f"it ended with status {done.status}: {done.last}"] if done.status and done.missing else []),
@@ -131,10 +148,11 @@ def verdict(name: str, log: str, done: Ran, ours: Sequence[str]) -> dict[str, An
         "tool": name,
         "clean": not why,
         "reports": dict(found),
+        "explained": {what: EXPLAINED[what] for what in found if what in EXPLAINED},
         "first_of_each": whole,
         "others": dict(others),
         "planted": planted,
-        "calls": len(CASES) - sum(name in CASES for name in done.missing),
+        "calls": len(CALLS) - sum(name in CALLS for name in done.missing),
         "seconds": round(done.seconds, 1),
         "why": "; ".join(why),
     }
@@ -167,10 +185,15 @@ def summary(path: Path | None, alone: Ran, limit_s: float) -> dict[str, Any]:
         "method": "three launches of each call, memory of its own for each tensor; a fault is planted for each tool",
         "sanitizer": version(path),
         "templates": sorted(templates),
-        "templates_without_a_call": sorted(set(PRINTERS) - templates),
+        "templates_without_a_call": sorted(set(written()) - templates),
         "alone": asdict(alone) | {"missing": alone.missing},
         "tools": rows,
     }
+
+
+def written() -> list[str]:
+    """The templates that there are."""
+    return [path.name.removesuffix(".py.jinja") for path in paths.templates().glob("*.py.jinja")]
 
 
 def version(path: Path | None) -> str:
@@ -187,7 +210,10 @@ def main(sanitizer: Path | None, limit_s: float, out: Path) -> None:
     """Run compute-sanitizer over every template on the GPU here, and write what it found."""
     if not torch.cuda.is_available():
         raise click.ClickException("kernels are watched where they run and there is no GPU here: run this where one is")
-    ahead.needed(asks(arch_of(torch.device("cuda", torch.cuda.current_device()))).values())
+    calls = asks(arch_of(torch.device("cuda", torch.cuda.current_device()))).values()
+    ahead.needed(calls)
+    for kernel in (ask.kernel() for ask in calls):
+        toolchain.module(kernel.source, kernel.name)  # reports name lines of it
     alone = ran([], limit_s)
     click.echo(f"alone: {', '.join(alone.missing) or 'all calls are right'} ({alone.seconds:.1f} s) {alone.last}")
     write(out, facts("w4gen.bench.sanitize") | summary(sanitizer or tool(), alone, limit_s))

@@ -15,15 +15,18 @@ import triton
 import triton.language as tl
 
 from w4gen import ahead
+from w4gen.codegen import repack as permute
 from w4gen.formats import named
+from w4gen.ir import layout as layouts
 from w4gen.ir.problem import Problem
 from w4gen.ir.rounding import limit
+from w4gen.runtime import launch, repack
 from w4gen.runtime.check import random_call
 from w4gen.runtime.dtypes import torch_dtype
-from w4gen.runtime.launch import arch_of, launcher
 from w4gen.runtime.reference import error, reference, typical
-from w4gen.schedule.arch import Arch
+from w4gen.schedule.arch import ARCHES, Arch
 from w4gen.schedule.rules import bucket
+from w4gen.schedule.stored import layout_for
 
 LAUNCHES = 3
 CASES: dict[str, tuple[str, int, int, int, dict[str, Any]]] = {
@@ -35,13 +38,19 @@ CASES: dict[str, tuple[str, int, int, int, dict[str, Any]]] = {
     "codes in planes, rows": ("int3_g64", 13, 250, 1016, {}),
     "shared k, epilogue": ("int4_g128", 29, 250, 2040, {"activation": "gelu", "residual": True}),
     "nested scales": ("nf4_dq", 7, 256, 1024, {}),
-    "teams of warps": ("int4_g128", 300, 256, 504, {}),
+    "teams of warps": ("int4_g128", 300, 1024, 1528, {}),
     "teams of warps, shared k": ("int4_g128", 50, 256, 2040, {}),
     "a gradient": ("int4_g128", 45, 250, 504, {"gradient": True}),
-    "a gradient, words turned": ("int4_g128", 130, 248, 504, {"gradient": True}),
+    "a gradient, words turned": ("int4_g128", 130, 2040, 504, {"gradient": True}),
     "dequantized first": ("int4_g128", 2049, 250, 248, {}),
 }
-"""Format, rows, outputs, inputs and what else is asked: sizes that end within a tile, where masks are."""
+"""Format, rows, outputs, inputs and what else is asked: sizes that end within a tile, where masks are.
+
+Teams of warps take more steps than their ring has slots, so that one is filled again.
+"""
+MOVED = "codes moved"
+CALLS = (*CASES, MOVED)
+"""All that is called."""
 
 
 def asks(arch: Arch) -> dict[str, ahead.Ask]:
@@ -57,12 +66,12 @@ def called(ask: ahead.Ask, m: int, device: torch.device) -> dict[str, Any]:
     kernel, cpu = ask.kernel(), torch.device("cpu")
     problem = kernel.problem
     x, w, bias, *residual = random_call(kernel, m, problem.n, cpu)
-    launch = launcher(kernel, device)
+    start = launch.launcher(kernel, device)
     given = [each if each is None else each.to(device) for each in (x, *w.buffers, bias, *residual)]
     found = []
     for _ in range(LAUNCHES):
         y = torch.full((m, problem.outputs), torch.nan, dtype=torch_dtype(problem.y)).to(device)
-        launch(y, *given, m)
+        start(y, *given, m)
         found.append(y.cpu())
     least = 0.0 if problem.epilogue else typical(x, w, problem.n, problem.gradient)
     truth = reference(x, w, bias, problem.activation, *residual, gradient=problem.gradient)
@@ -76,6 +85,24 @@ def called(ask: ahead.Ask, m: int, device: torch.device) -> dict[str, Any]:
         "error_limit": allowed,
         "right": worst <= allowed and equal,
     }
+
+
+def moved(device: torch.device, n: int = 250, k: int = 1016) -> dict[str, Any]:
+    """Repack codes from bytes, and from rows, into the order of fragments, and back: bit for bit as without a kernel."""
+    form, arch = named("int4_g128"), ARCHES["sm_90"]
+    rows, order = layouts.dense(n, k, form.bits), layout_for(form, arch, n, k)
+    codes = torch.randint(0, 2**form.bits, (n, k), dtype=torch.uint8)
+    plain = layouts.matrix({"n": n, "k": k}, 8)
+    held = {plain: codes.reshape(-1), rows: repack.packed(codes, rows), order: repack.packed(codes, order)}
+    equal, kernels = True, set()
+    for source, target in ((plain, order), (rows, order), (order, rows)):
+        kernel = permute.kernel(source, target, n, k)
+        repack.STARTS[kernel.source, device] = launch.loaded(kernel, kernel.pieces[0], device)  # also for few codes
+        kernels.update(piece.name for piece in kernel.pieces)
+        for _ in range(LAUNCHES):
+            found = repack.by_kernel(held[source].to(device), source, target, n, k)
+            equal &= found is not None and torch.equal(found.cpu(), held[target])
+    return {"template": permute.SCHEDULE.template, "kernels": sorted(kernels), "right": equal}
 
 
 @triton.jit
@@ -109,8 +136,9 @@ def plant(device: torch.device) -> None:
 def run(device: torch.device) -> Iterator[dict[str, Any]]:
     """Every call in turn, then the faults."""
     torch.manual_seed(0)
-    for name, ask in asks(arch_of(device)).items():
+    for name, ask in asks(launch.arch_of(device)).items():
         yield {"case": name} | called(ask, CASES[name][1], device)
+    yield {"case": MOVED} | moved(device)
     plant(device)
     yield {"case": "planted"}
 
