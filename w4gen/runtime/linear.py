@@ -93,8 +93,7 @@ def _check(
     if x.dim() == 0 or x.shape[-1] != k:
         raise ShapeError(f"x has shape {list(x.shape)}; its last dimension must be K={k}, the inputs of the weight [{n}, {k}]")
     dtypes.of(x, "x")
-    if bias is not None and tuple(bias.shape) != (n,):
-        raise ShapeError(f"bias is {list(bias.shape)}; the weight needs [{n}]")
+    _check_bias(bias, n)
     if activation not in ACTIVATIONS or (activation == PAIRED and (n % 2 or residual is not None)):
         pairs = f"{PAIRED} takes an even N, here {n}, and no residual"
         raise ShapeError(f"activation={activation!r}: use one of {', '.join(ACTIVATIONS[1:])}; {pairs}")
@@ -103,6 +102,11 @@ def _check(
         raise ShapeError(f"residual is {list(residual.shape)}; y is {list(shape)}")
     if out is not None and (tuple(out.shape) != shape or out.dtype != x.dtype or out.device != x.device):
         raise ShapeError(f"out is {out.dtype}{list(out.shape)} on {out.device}; y is {x.dtype}{list(shape)} on {x.device}")
+
+
+def _check_bias(bias: torch.Tensor | None, n: int) -> None:
+    if bias is not None and tuple(bias.shape) != (n,):
+        raise ShapeError(f"bias is {list(bias.shape)}; the weight needs [{n}]")
 
 
 def attribute(part: str) -> str:
@@ -135,7 +139,7 @@ class Linear(torch.nn.Module):
     Buffers are those of the Weight, `codes`, `scale` and so on (`scale.scale` is called `scale_scale`); the format, the layout
     and the sizes travel in the state dict beside them, in a tensor of bytes. Gradients reach x and the bias, not the weight.
     `batch_invariant` and `activation` may be set at any time, and a residual given to a call: see `linear`.
-    With an `order`, int64[K], column j of the weight multiplies `x[..., order[j]]`. Raises `ShapeError` for another order.
+    With an `order`, int64[K], column j of the weight multiplies `x[..., order[j]]`. Raises `ShapeError` for another order, or a bias of another shape.
     """
 
     codes: torch.Tensor
@@ -154,6 +158,7 @@ class Linear(torch.nn.Module):
         self._calls: dict[tuple[Any, ...], eager.Call] = {}
         if order is not None and (problem := _order_problem(order, weight.k)):
             raise ShapeError(problem)
+        _check_bias(bias, weight.n)
         self.batch_invariant, self.activation = batch_invariant, activation
         self.in_features, self.out_features = weight.k, weight.n
         self.register_buffer("bias", None if bias is None else bias.detach().clone())
