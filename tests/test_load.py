@@ -176,12 +176,24 @@ def without(name: str):
     return change
 
 
+def other(name: str, make):
+    """A tensor in place of another."""
+
+    def change(path: Path) -> None:
+        held = load_file(path)
+        save_file({each: make(tensor) if each == name else tensor for each, tensor in held.items()}, path)
+
+    return change
+
+
 def put(data: bytes):
     return lambda path: path.write_bytes(data)
 
 
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
-INDEX = "model.layers.0.mlp.up_proj.g_idx"
+UP = "model.layers.0.mlp.up_proj"
+INDEX = f"{UP}.g_idx"
+FILE = r"m/model\.safetensors: model\.layers\.0\.mlp\.up_proj"
 BAD = {
     "an empty file": (1, "model.safetensors", put(b""), "model.safetensors: it is empty"),
     "a pointer": (1, "model.safetensors", put(b"version https://git-lfs.github.com/spec/v1\noid"), "git lfs pull"),
@@ -208,6 +220,13 @@ BAD = {
     "a group in words": (1, "config.json", changed(quantization_config={**GPTQ, "group_size": "32"}), "TypeError"),
     "bits that are no whole number": (1, "config.json", changed(quantization_config={**GPTQ, "bits": 4.0}), "TypeError"),
     "no pattern": (1, "config.json", changed(quantization_config={**GPTQ, "dynamic": {"*": {}}}), "as gptq has them"),
+    "codes as floats": (1, "model.safetensors", other(f"{UP}.qweight", lambda t: t.view(torch.float32)),
+                        FILE + r"\.qweight: is torch.float32, torch.int32 is needed; the file may be damaged"),
+    "zeros as floats": (1, "model.safetensors", other(f"{UP}.qzeros", torch.Tensor.float), FILE + r"\.qzeros: is torch.float32"),
+    "whole scales": (1, "model.safetensors", other(f"{UP}.scales", torch.Tensor.int), FILE + ": .* as gptq has them .*int32"),
+    "scales that are no numbers": (1, "model.safetensors", other(f"{UP}.scales", lambda t: t * torch.nan), FILE + ": .*gptq"),
+    "a short bias": (1, "model.safetensors", other(f"{UP}.bias", lambda t: t[:3]),
+                     FILE + r": bias is \[3\]; the weight needs \[96\]: the file may be damaged"),
     "no heads": (1, "config.json", changed(num_attention_heads=0), "Transformers builds no model of its config.json"),
     "a size in words": (1, "config.json", changed(hidden_size="x"), "Transformers builds no model of its config.json"),
     "an index of a list": (2, folder.INDEX, changed(weight_map=["a"]), "weight_map does not name a file for each tensor"),
@@ -222,6 +241,43 @@ def test_a_damaged_folder_is_refused_by_name(kind: str, tmp_path: Path) -> None:
     written(tmp_path / "m", shards=shards)
     damage(tmp_path / "m" / file)
     with pytest.raises(CheckpointError, match=told):
+        w4gen.load(tmp_path / "m")
+
+
+OWN = {
+    "codes as floats": ("weight_packed", lambda t: t.view(torch.float32), r"\.weight_packed: is torch.float32, torch.int32"),
+    "an order of one column": ("weight_order", torch.zeros_like, ": order names 1 columns of x: each of 64 is multiplied once"),
+    "an order beyond": ("weight_order", lambda t: t + 1, r": order names columns 1…64 of x"),
+    "a short bias": ("bias", lambda t: t[:3], r": bias is \[3\]; the weight needs \[96\]"),
+    "scales that are no numbers": ("weight_scale", lambda t: t * torch.nan, ": its w4gen tensors do not hold a weight"),
+}
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of w4gen's own with biases, and columns in an order."""
+    path = tmp_path_factory.mktemp("own")
+    written(path / "m")
+    w4gen.load(path / "m").save_pretrained(path / "own")
+    return path / "own"
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_a_damaged_folder_of_our_own_is_refused_by_name(kind: str, own: Path, tmp_path: Path) -> None:
+    tensor, damage, told = OWN[kind]
+    shutil.copytree(own, tmp_path / "m")
+    other(f"{UP}.{tensor}", damage)(tmp_path / "m/model.safetensors")
+    with pytest.raises(CheckpointError, match=FILE + told):
+        w4gen.load(tmp_path / "m")
+
+
+def test_a_format_of_our_own_that_is_another_layers_is_refused_by_name(own: Path, tmp_path: Path) -> None:
+    shutil.copytree(own, tmp_path / "m")
+    said = json.loads((tmp_path / "m/config.json").read_text())["quantization_config"]
+    assert "group=32" in said["formats"][UP]
+    said["formats"][UP] = said["formats"][UP].replace("group=32", "group=16")
+    changed(quantization_config=said)(tmp_path / "m/config.json")
+    with pytest.raises(CheckpointError, match=FILE + r": .* scales have shape \[96, 2\]; .* need \[96, 4\]"):
         w4gen.load(tmp_path / "m")
 
 

@@ -48,7 +48,9 @@ def load(folder: Folder, dtype: torch.dtype | None, device: torch.device) -> Loa
         if layer.shape != (module.out_features, module.in_features):
             told = f"{list(layer.shape)}, config.json says {[module.out_features, module.in_features]}"
             raise CheckpointError(f"{folder.path}: {name} is {told}: the two may be of different models")
-        model.set_submodule(name, layer.linear().to(device, dtype))
+        with dialects.placed(folder, name):
+            made = layer.linear()
+        model.set_submodule(name, made.to(device, dtype))
         found.append((name, layer.format.label))
         notes += layer.notes
     for target in plain:

@@ -65,7 +65,9 @@ def read(tensors: Tensors, quantization: Mapping[str, Any], name: str) -> Layer:
     if len(shape) != 2 or min(shape) < 1:
         refuse(name, "weight_shape", f"is {shape}, [N, K] is needed", "the file may be damaged")
     n, k = shape
-    words = expect(need(tensors, "weight_packed", name), (n, -(-k * form.bits // 32)), "weight_packed", name, CAUSE)
+    words = expect(
+        need(tensors, "weight_packed", name, 2, torch.int32), (n, -(-k * form.bits // 32)), "weight_packed", name, CAUSE
+    )
     rest = [part for part in form.parts(n, k) if part != "codes" and part not in form.tables()]
     parts = {"codes": bitstream(words, form.bits, 1, k)} | {part: need(tensors, _called(part), name) for part in rest}
     return Layer(name, NAME, form, parts, tensors.get("bias"), tensors.get("weight_order"))

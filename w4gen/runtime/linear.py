@@ -118,8 +118,13 @@ def _order_problem(order: torch.Tensor, k: int) -> str:
     """Why a tensor does not say which columns of x a weight multiplies; empty where it does."""
     if order.dtype != torch.int64 or tuple(order.shape) != (k,):
         return f"order is {order.dtype}{list(order.shape)}: int64[{k}] says which column of x each of the weight multiplies"
-    low, high = (0, k - 1) if order.is_meta else map(int, order.aminmax())
-    return "" if low >= 0 and high < k else f"order names columns {low}…{high} of x: there are 0…{k - 1}"
+    if order.is_meta:
+        return ""
+    low, high = map(int, order.aminmax())
+    if low < 0 or high >= k:
+        return f"order names columns {low}…{high} of x: there are 0…{k - 1}"
+    named = int(torch.zeros(k, dtype=torch.bool, device=order.device).index_fill_(0, order, True).sum())
+    return "" if named == k else f"order names {named} columns of x: each of {k} is multiplied once"
 
 
 def _described(state: torch.Tensor) -> tuple[Format, Layout, int, int]:
@@ -139,7 +144,8 @@ class Linear(torch.nn.Module):
     Buffers are those of the Weight, `codes`, `scale` and so on (`scale.scale` is called `scale_scale`); the format, the layout
     and the sizes travel in the state dict beside them, in a tensor of bytes. Gradients reach x and the bias, not the weight.
     `batch_invariant` and `activation` may be set at any time, and a residual given to a call: see `linear`.
-    With an `order`, int64[K], column j of the weight multiplies `x[..., order[j]]`. Raises `ShapeError` for another order, or a bias of another shape.
+    With an `order`, int64[K], column j of the weight multiplies `x[..., order[j]]`. Raises `ShapeError` for another
+    order, or a bias of another shape.
     """
 
     codes: torch.Tensor
