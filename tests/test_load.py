@@ -441,6 +441,24 @@ def test_a_conversion_that_would_round_nothing_is_refused(tmp_path: Path) -> Non
         convert(tmp_path / "a", tmp_path / "c", "int4_g32")
 
 
+@pytest.mark.parametrize("asked", [["--exclude", "lm_heads"], ["--format", "*.q_prj=nf4_g64", "--format", "int4_g32"]])
+def test_a_misspelt_pattern_is_refused_before_anything_is_written(asked: list[str], tmp_path: Path) -> None:
+    plain(tmp_path / "a")
+    done = CliRunner().invoke(cli, ["convert", str(tmp_path / "a"), str(tmp_path / "b"), *asked])
+    assert isinstance(done.exception, CheckpointError)
+    name = asked[1].partition("=")[0]
+    assert f"no linear layer matches '{name}': they are called model.layers.*.self_attn.q_proj, " in str(done.exception)
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_head_that_is_tied_may_be_excluded(tmp_path: Path) -> None:
+    stated = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=1, tie_word_embeddings=True
+    )
+    transformers.LlamaForCausalLM(stated).save_pretrained(tmp_path / "a")
+    assert len(convert(tmp_path / "a", tmp_path / "b", "int4_g32", "lm_head")) == 7
+
+
 def test_a_weight_that_is_not_finite_is_named(tmp_path: Path) -> None:
     plain(tmp_path / "a")
     file = min((tmp_path / "a").glob("*.safetensors"))

@@ -15,7 +15,7 @@ from w4gen.checkpoints import folder, own
 from w4gen.checkpoints.model import empty
 from w4gen.errors import CheckpointError, FormatError
 from w4gen.ir.types import Format
-from w4gen.models import by_pattern, chosen, matches, patterns
+from w4gen.models import by_pattern, chosen, kind_of, matches, patterns, unmatched
 from w4gen.progress import tracked
 from w4gen.runtime.weight import Weight
 
@@ -57,10 +57,18 @@ def convert(
 
 
 def _forms(held: folder.Folder, choose: Mapping[str, Format], exclude: tuple[str, ...]) -> dict[str, Format]:
-    """The layers that are rounded, and to what. Raises `CheckpointError` where none is, or shapes are of another model."""
+    """The layers that are rounded, and to what.
+
+    Raises `CheckpointError` where none is, shapes are of another model, or a pattern matches no layer, which may be misspelt.
+    """
+    modules = empty(held, torch.float16).named_modules()
+    layers = {name: module for name, module in modules if type(module) is torch.nn.Linear}
+    if missed := unmatched(layers, *choose, *exclude):
+        known = ", ".join(dict.fromkeys(map(kind_of, layers)))
+        raise CheckpointError(f"{held.path}: no linear layer matches {', '.join(map(repr, missed))}: they are called {known}")
     forms, count = dict[str, Format](), 0
-    for name, module in empty(held, torch.float16).named_modules():
-        if type(module) is not torch.nn.Linear or f"{name}.weight" not in held.entries:
+    for name, module in layers.items():
+        if f"{name}.weight" not in held.entries:  # a head that is tied
             continue
         count += 1
         entry, shape = held.entries[f"{name}.weight"], (module.out_features, module.in_features)
