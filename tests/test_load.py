@@ -186,6 +186,27 @@ def other(name: str, make):
     return change
 
 
+AUTO = {"AutoConfig": "mine.MineConfig", "AutoModelForCausalLM": "mine.MineForCausalLM"}
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_code_that_lies_in_a_folder_is_never_run(known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    written(tmp_path / "m")
+    (tmp_path / "m/mine.py").write_text(
+        f"open({str(tmp_path / 'ran')!r}, 'w')\nfrom transformers import LlamaConfig as MineConfig\n"
+    )
+    changed(auto_map=AUTO, model_type="llama" if known else "mine")(tmp_path / "m/config.json")
+    if known:
+        assert isinstance(w4gen.load(tmp_path / "m"), transformers.LlamaForCausalLM)
+    else:
+        with pytest.raises(
+            CheckpointError, match=r"m: its config.json asks for code of its own \(auto_map\), which is never run"
+        ):
+            w4gen.load(tmp_path / "m")
+    assert not (tmp_path / "ran").exists()
+
+
 def put(data: bytes):
     return lambda path: path.write_bytes(data)
 

@@ -25,12 +25,17 @@ def empty(folder: Folder, dtype: torch.dtype | None) -> Any:
     except ImportError as error:
         raise CheckpointError(f"{folder.path}: to build its model pip install transformers accelerate ({error})") from error
     try:
-        stated = copy.deepcopy(AutoConfig.from_pretrained(str(folder.path)))
+        stated = copy.deepcopy(AutoConfig.from_pretrained(str(folder.path), trust_remote_code=False))
         if hasattr(stated, "quantization_config"):
             del stated.quantization_config
         with init_empty_weights():
-            return AutoModelForCausalLM.from_config(stated, dtype=dtype)
+            return AutoModelForCausalLM.from_config(stated, dtype=dtype, trust_remote_code=False)
     except (*UNREADABLE, StrictDataclassError) as error:
+        if "auto_map" in folder.stated:
+            code = "its config.json asks for code of its own (auto_map), which is never run, and Transformers has no such model"
+            raise CheckpointError(
+                f"{folder.path}: {code}: read it, build the model, and give that to w4gen.convert or w4gen.accelerate"
+            ) from error
         raise CheckpointError(f"{folder.path}: Transformers builds no model of its config.json: {error}") from error
 
 
