@@ -12,10 +12,11 @@ import oracle
 import pytest
 import torch
 from click.testing import CliRunner
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import w4gen
-from w4gen.checkpoints import folder
+from w4gen.checkpoints import derive, folder
 from w4gen.checkpoints.convert import convert
 from w4gen.cli import cli
 from w4gen.errors import CheckpointError
@@ -417,14 +418,42 @@ def test_a_conversion_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
     plain(tmp_path / "a")
     names = convert(tmp_path / "a", tmp_path / "b", "int4_g32")
     files = sorted((tmp_path / "b").glob("*.safetensors"))
-    whole = {path.name: path.read_bytes() for path in files}
+    whole = {path.name: load_file(path) for path in files}
     times = files[1].stat().st_mtime_ns
     files[0].unlink()
     assert convert(tmp_path / "a", tmp_path / "b", "int4_g32") == names
-    assert {path.name: path.read_bytes() for path in files} == whole
+    again = {path.name: load_file(path) for path in files}
+    assert {name: list(held) for name, held in again.items()} == {name: list(held) for name, held in whole.items()}
+    assert all(torch.equal(again[name][each], tensor) for name, held in whole.items() for each, tensor in held.items())
     assert files[1].stat().st_mtime_ns == times
     with pytest.raises(CheckpointError, match="holds other files"):
         convert(tmp_path / "a", tmp_path / "b", "nf4_g32")
+
+
+def formats_in(path: Path) -> dict[str, str]:
+    """What files say of the layers in them; each of no others."""
+    found = {}
+    for file in path.glob("*.safetensors"):
+        with safe_open(file, "pt") as held:
+            told, names = held.metadata(), list(held.keys())
+        assert told["format"] == "pt", "Transformers looks for it"
+        own = json.loads(told.get("formats", "{}"))
+        assert {f"{name}.weight_packed" for name in own} == {name for name in names if name.endswith("weight_packed")}
+        found |= own
+    return found
+
+
+def test_each_file_says_the_formats_of_its_layers(tmp_path: Path) -> None:
+    plain(tmp_path / "a")
+    forms = convert(tmp_path / "a", tmp_path / "b", {"*.mlp.*": "nvfp4", "*": "int4_g32"})
+    truth = {name: str(form) for name, form in forms.items()}
+    assert len(list((tmp_path / "b").glob("*.safetensors"))) > 1
+    assert formats_in(tmp_path / "b") == truth
+    w4gen.load(tmp_path / "b").save_pretrained(tmp_path / "c")
+    assert formats_in(tmp_path / "c") == truth
+    derive.unpack(derive.pack(tmp_path / "b", "sm_90"), tmp_path / "d")
+    assert formats_in(tmp_path / "d") == truth
+    assert all(str(w4gen.Format.parse(text)) == text for text in truth.values())
 
 
 def test_what_is_not_converted(tmp_path: Path) -> None:

@@ -115,6 +115,7 @@ def _made(target: Path, file: Path) -> bool:
 
 def _written(held: folder.Folder, files: list[Path], target: Path, forms: Mapping[str, Format], clip: bool) -> Iterator[str]:
     """Write the shards that are made of `files`; the name of each tensor once it is done."""
+    formats = {name: str(form) for name, form in forms.items()}
     for file in files:
         tensors = dict[str, torch.Tensor]()
         for name, tensor in held.tensors(name for name, entry in held.entries.items() if entry.file == file):
@@ -122,7 +123,7 @@ def _written(held: folder.Folder, files: list[Path], target: Path, forms: Mappin
             tensors |= {name: tensor} if form is None else _rounded(tensor, form, clip, name.removesuffix("weight"), file)
             yield name
         partial = (target / file.name).with_suffix(".partial")
-        save_file(tensors, partial, {"format": "pt"})
+        save_file(tensors, partial, own.metadata(tensors, formats))
         partial.rename(target / file.name)
 
 

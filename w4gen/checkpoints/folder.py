@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from w4gen.checkpoints import own
 from w4gen.errors import CheckpointError
 
 INDEX = "model.safetensors.index.json"
@@ -159,7 +160,9 @@ def save(path: Path, stated: dict[str, Any], tensors: Iterable[tuple[str, torch.
     for name, tensor in chain(tensors, [("", torch.empty(0))]):  # the last one ends the last file
         if held and (not name or sum(each.nbytes for each in held.values()) >= shard):
             count += 1
-            save_file(held, path / f"{count}.partial", {"format": "pt"})
+            save_file(
+                held, path / f"{count}.partial", own.metadata(held, stated.get("quantization_config", {}).get("formats", {}))
+            )
             held.clear()
         held[name] = tensor.contiguous()
     files = [path / f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]

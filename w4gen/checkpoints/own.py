@@ -3,11 +3,13 @@
 weight_order i64[K], where columns are not in the order of x: column j multiplies `x[..., order[j]]`.
 
 `formats` of the quantization_config has the format of each layer, as `str` writes it; `ordered` lists those with a weight_order.
+The metadata of each file has `formats` too, of the layers in it (of all, where Transformers writes it).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -47,6 +49,13 @@ def shapes(form: Format, n: int, k: int, ordered: bool) -> dict[str, tuple[torch
     words = -(-k * form.bits // 32)
     rest |= {"weight_order": (torch.int64, (k,))} if ordered else {}
     return {"weight_packed": (torch.int32, (n, words)), "weight_shape": (torch.int64, (2,)), **rest}
+
+
+def metadata(tensors: Iterable[str], formats: Mapping[str, str]) -> dict[str, str]:
+    """What a file of such tensors says of itself: the format of each layer in it, beside what Transformers looks for."""
+    layers = (name.removesuffix(MARKS[0]) for name in tensors if name.endswith(MARKS))
+    here = {name: formats[name] for name in layers if name in formats}
+    return {"format": "pt", **({"formats": json.dumps(here)} if here else {})}
 
 
 def _called(part: str) -> str:
