@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from w4gen.checkpoints import awq, bitsandbytes, compressed_tensors, gpt_oss, gptq, hqq, modelopt, own, packed
+from w4gen.checkpoints import auto_round, awq, bitsandbytes, compressed_tensors, gpt_oss, gptq, hqq, modelopt, own, packed
 from w4gen.checkpoints.folder import Folder
 from w4gen.checkpoints.layer import UNREADABLE, Dialect, Layer, Tensors
 from w4gen.errors import CheckpointError, W4Error
 
-DIALECTS: tuple[Dialect, ...] = (gptq, awq, compressed_tensors, modelopt, bitsandbytes, hqq, gpt_oss, own, packed)
+DIALECTS: tuple[Dialect, ...] = (gptq, awq, auto_round, compressed_tensors, modelopt, bitsandbytes, hqq, gpt_oss, own, packed)
 
 
 def dialect(folder: Folder) -> Dialect | None:
