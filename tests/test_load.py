@@ -232,7 +232,9 @@ BAD = {
     "no config": (1, "config.json", Path.unlink, "config.json: cannot be read"),
     "config that is no JSON": (1, "config.json", put(b"<html>"), "config.json: cannot be read as JSON"),
     "a config of another size": (1, "config.json", changed(vocab_size=65), r"embed_tokens.weight has shape \[64, 64\]"),
-    "a config of other layers": (1, "config.json", changed(num_hidden_layers=3), r"layers\.2\..* is missing"),
+    "a config of other layers": (1, "config.json", changed(num_hidden_layers=3),
+                                "m: config.json says 3 layers, the names of its tensors count 2"),
+    "a lost plain tensor": (1, "model.safetensors", without("model.norm.weight"), r"m: model\.norm\.weight is missing"),
     "a config of fewer layers": (1, "config.json", changed(num_hidden_layers=1), "layers.1.* is no linear layer"),
     "a lost quantization": (1, "config.json", changed(quantization_config=None), "it was lost"),
     "an unknown quantization": (1, "config.json", changed(quantization_config={"quant_method": "quip"}), "'quip' of config.json"),
@@ -325,6 +327,29 @@ def test_a_tensor_that_no_module_takes_is_warned_of(tmp_path: Path, caplog: pyte
     w4gen.load(tmp_path / "m")
     (told,) = (each.getMessage() for each in caplog.records if each.levelname == "WARNING")
     assert told.endswith("model.layers.0.mlp.act_fn.scales was not used")
+
+
+def test_layers_without_number_are_not_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain(tmp_path / "a")
+    changed(num_hidden_layers=10**9)(tmp_path / "a/config.json")
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", lambda *_, **__: pytest.fail("Transformers was asked"))
+    with pytest.raises(CheckpointError, match=r"config.json says 1000000000 layers, the names of its tensors count 2"):
+        w4gen.load(tmp_path / "a")
+    with pytest.raises(CheckpointError, match=r"config.json says 1000000000 layers"):
+        convert(tmp_path / "a", tmp_path / "b", "int4_g32")
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_files_that_do_not_count_are_warned_of(shards: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    written(tmp_path / "m", shards=shards)
+    folder.read(tmp_path / "m")
+    assert not caplog.records
+    shutil.copy(min((tmp_path / "m").glob("*.safetensors")), tmp_path / "m/again.safetensors")
+    folder.read(tmp_path / "m")
+    (told,) = (each.getMessage() for each in caplog.records)
+    assert told.endswith(
+        f"m: not read, as {'model.safetensors' if shards == 1 else folder.INDEX} is what counts: again.safetensors"
+    )
 
 
 def test_no_such_folder(tmp_path: Path) -> None:

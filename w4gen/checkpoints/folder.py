@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from safetensors.torch import save_file
 
 from w4gen.checkpoints import own
 from w4gen.errors import CheckpointError
+
+logger = logging.getLogger("w4gen")
 
 INDEX = "model.safetensors.index.json"
 BESIDES = (".json", ".jinja", ".txt", ".model")
@@ -111,6 +114,8 @@ def _files(path: Path) -> tuple[list[Path], dict[str, Path]]:
     for file in files:
         if not file.exists():
             raise CheckpointError(f"{file}: this shard is missing: the download may not be complete")
+    if left := sorted(each.name for each in path.glob("*.safetensors") if each not in files):
+        logger.warning("%s: not read, as %s is what counts: %s", path, INDEX if listed else files[0].name, ", ".join(left))
     return files, listed
 
 

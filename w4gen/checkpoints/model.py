@@ -18,6 +18,7 @@ from w4gen.errors import CheckpointError
 
 def empty(folder: Folder, dtype: torch.dtype | None) -> Any:
     """The model of config.json without weights."""
+    _check_depth(folder)
     try:
         from accelerate import init_empty_weights
         from huggingface_hub.errors import StrictDataclassError
@@ -37,6 +38,20 @@ def empty(folder: Folder, dtype: torch.dtype | None) -> Any:
                 f"{folder.path}: {code}: read it, build the model, and give that to w4gen.convert or w4gen.accelerate"
             ) from error
         raise CheckpointError(f"{folder.path}: Transformers builds no model of its config.json: {error}") from error
+
+
+DEPTHS = ("num_hidden_layers", "n_layer", "n_layers")
+"""How config.json calls the number of layers, of which each may take long to build."""
+
+
+def _check_depth(folder: Folder) -> None:
+    """Raise `CheckpointError` where config.json states more layers than any name of a tensor counts."""
+    told = (folder.stated, folder.stated.get("text_config"))
+    stated = [said[key] for said in told if isinstance(said, dict) for key in DEPTHS if isinstance(said.get(key), int)]
+    counted = 1 + max((int(part) for name in folder.entries for part in name.split(".") if part.isdecimal()), default=-1)
+    if max(stated, default=0) > counted:
+        problem = f"config.json says {max(stated)} layers, the names of its tensors count {counted}"
+        raise CheckpointError(f"{folder.path}: {problem}: a shard may be missing, or the two are of different models")
 
 
 def load(folder: Folder, dtype: torch.dtype | None, device: torch.device) -> Loaded:
