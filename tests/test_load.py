@@ -455,6 +455,20 @@ def test_a_conversion_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
         convert(tmp_path / "a", tmp_path / "b", "nf4_g32")
 
 
+@pytest.mark.parametrize("damage", [cut(-10), cut(100), put(b""), put(b"<html>")])
+def test_a_shard_that_was_damaged_since_is_made_anew(damage, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    plain(tmp_path / "a")
+    convert(tmp_path / "a", tmp_path / "b", "int4_g32")
+    file = max((tmp_path / "b").glob("*.safetensors"))
+    whole = {name: tensor.clone() for name, tensor in load_file(file).items()}  # else mapped to what is damaged now
+    damage(file)
+    convert(tmp_path / "a", tmp_path / "b", "int4_g32")
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in load_file(file).items())
+    (told,) = (each.getMessage() for each in caplog.records)
+    assert file.name in told
+    assert told.endswith(": it is made anew")
+
+
 def formats_in(path: Path) -> dict[str, str]:
     """What files say of the layers in them; each of no others."""
     found = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -19,6 +20,8 @@ from w4gen.models import by_pattern, chosen, kind_of, matches, patterns, unmatch
 from w4gen.progress import tracked
 from w4gen.runtime.weight import Weight
 
+logger = logging.getLogger("w4gen")
+
 
 def convert(
     source: Path,
@@ -31,8 +34,8 @@ def convert(
     """Round the linear layers of `source` to a format, or formats by pattern, into the folder `target`; each layer's format.
 
     Patterns, and `clip`, are those of `w4gen.convert`. Headers, shapes and room on the disk are checked before any write.
-    A shard is written whole or not at all, and one that is newer than its source is kept, so that a second call goes on where the
-    first was cut off.
+    A shard is written whole or not at all, and one that is whole and newer than its source is kept, so that a second call goes on
+    where the first was cut off.
     """
     choose, held = by_pattern(format), folder.read(source)
     if held.quantization:
@@ -109,8 +112,15 @@ def _begin(target: Path, stated: str) -> None:
 
 
 def _made(target: Path, file: Path) -> bool:
-    """Whether a shard is there and newer than all that happened to the file that it is made of."""
-    return target.exists() and target.stat().st_mtime_ns > file.stat().st_ctime_ns
+    """Whether a shard is there, whole, and newer than all that happened to the file that it is made of."""
+    if not target.exists() or target.stat().st_mtime_ns <= file.stat().st_ctime_ns:
+        return False
+    try:
+        with folder.opened(target):
+            return True
+    except CheckpointError as error:
+        logger.warning("%s: it is made anew", error)
+        return False
 
 
 def _written(held: folder.Folder, files: list[Path], target: Path, forms: Mapping[str, Format], clip: bool) -> Iterator[str]:
