@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
 
 from w4gen.errors import FormatError, ShapeError
 from w4gen.formats import named
 from w4gen.ir.layout import Layout
 from w4gen.ir.problem import ACTIVATIONS, PAIRED, outputs
 from w4gen.ir.types import Format
-from w4gen.runtime import dtypes, eager
+from w4gen.runtime import dtypes, eager, transforms
 from w4gen.runtime.epilogue import finished
 from w4gen.runtime.launch import stored_for
 from w4gen.runtime.ops import VERSION, refuse_mixed
@@ -60,6 +61,9 @@ def _call(
 ) -> torch.Tensor:
     """The op, for x of any number of dimensions and rows; activation and residual come after it where gradients are asked for."""
     rows, how = x.reshape(-1, x.shape[-1]), (n, format, layout, invariant)
+    if not is_dynamo_compiling() and transforms.at_work():
+        y = transforms.Rows.apply(rows, bias, transforms.Held(n, x.shape[-1], format, layout, invariant), *buffers)
+        return finished(y.reshape(*x.shape[:-1], n), activation, residual)
     given = [each for each in (x, bias, residual) if each is not None]
     if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(each).tangent is not None for each in given):
         return finished(_dual(rows, buffers, bias, how).reshape(*x.shape[:-1], n), activation, residual)
@@ -72,7 +76,7 @@ def _call(
 
 
 def _dual(x: torch.Tensor, buffers: tuple[torch.Tensor, ...], bias: torch.Tensor | None, how: tuple[Any, ...]) -> torch.Tensor:
-    """The op in forward mode, of which its registration with PyTorch knows nothing: its tangent is the layer of x's tangent."""
+    """The op under `dual_level`, of which its registration with PyTorch knows nothing: its tangent is the layer of x's."""
     primal, tangent = forward_ad.unpack_dual(x)
     y = torch.ops.w4gen.linear(primal, list(buffers), None, *how, "", None, VERSION)
     if tangent is not None:
