@@ -32,6 +32,11 @@ def loss(layer: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     return lambda *given: layer(*given).square().sum()
 
 
+def along(f: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """How f changes along a way that depends on x itself."""
+    return lambda x: jvp(f, (x,), (x.square(),))[1]
+
+
 TRANSFORMS: dict[str, Callable[[Callable[..., torch.Tensor], torch.Tensor], object]] = {
     "grad": lambda f, x: grad(loss(f))(x),
     "vjp": lambda f, x: vjp(f, x)[1](torch.ones(M, N)),
@@ -42,7 +47,9 @@ TRANSFORMS: dict[str, Callable[[Callable[..., torch.Tensor], torch.Tensor], obje
     "grad of grad": lambda f, x: grad(lambda x: grad(loss(f))(x).square().sum())(x),
     "hessian": lambda f, x: hessian(loss(f))(x[0]),
     "jacfwd of jacfwd": lambda f, x: jacfwd(jacfwd(lambda x: f(x).square()))(x[0]),
-    "grad of jvp": lambda f, x: grad(lambda x: jvp(f, (x,), (x.square(),))[1].square().sum())(x),
+    "grad of jvp": lambda f, x: grad(loss(along(f)))(x),
+    "jvp of jvp": lambda f, x: along(along(f))(x),
+    "jvp of jvp of grad": lambda f, x: along(along(grad(loss(f))))(x),
     "jvp of grad": lambda f, x: jvp(grad(loss(f)), (x,), (x.square(),)),
     "backward of grad": lambda f, x: torch.autograd.grad(grad(loss(f))(given := x.clone().requires_grad_()).sum(), given),
 }
@@ -52,6 +59,14 @@ TRANSFORMS: dict[str, Callable[[Callable[..., torch.Tensor], torch.Tensor], obje
 def test_a_transform_of_a_layer_is_that_of_the_dequantized_layer(name: str, layer: w4gen.Linear) -> None:
     x, do = torch.randn(M, K), TRANSFORMS[name]
     torch.testing.assert_close(do(layer, x), do(dense(layer), x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["jvp of jvp", "jacfwd of jacfwd"])
+def test_forward_mode_in_forward_mode_loses_nothing_where_it_is_compiled(name: str) -> None:
+    layer, x = w4gen.Linear.from_float(torch.nn.Linear(K, N), "int4_g32"), torch.randn(M, K)
+    do, expected = TRANSFORMS[name], TRANSFORMS[name](dense(layer), x)
+    found = torch.compile(lambda x: do(layer, x), backend="eager")(x)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_biases_and_epilogues_have_gradients_too(layer: w4gen.Linear) -> None:

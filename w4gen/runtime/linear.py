@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch._functorch import eager_transforms
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
-from w4gen.errors import FormatError, ShapeError
+from w4gen.errors import FormatError, ShapeError, W4Error
 from w4gen.formats import named
 from w4gen.ir.layout import Layout
 from w4gen.ir.problem import ACTIVATIONS, PAIRED, outputs
@@ -77,6 +78,8 @@ def _call(
 
 def _dual(x: torch.Tensor, buffers: tuple[torch.Tensor, ...], bias: torch.Tensor | None, how: tuple[Any, ...]) -> torch.Tensor:
     """The op under `dual_level`, of which its registration with PyTorch knows nothing: its tangent is the layer of x's."""
+    if eager_transforms.JVP_NESTING > 1:  # compiled, as `transforms` takes it otherwise; tangents of tangents would be lost
+        raise W4Error("forward mode within forward mode does not go through a compiled layer: call it without torch.compile")
     primal, tangent = forward_ad.unpack_dual(x)
     y = torch.ops.w4gen.linear(primal, list(buffers), None, *how, "", None, VERSION)
     if tangent is not None:

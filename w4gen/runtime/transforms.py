@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch._C import _are_functorch_transforms_active, _functorch
+from torch.autograd.forward_ad import _set_fwd_grad_enabled
 
 from w4gen.runtime.ops import VERSION
 
@@ -53,8 +54,9 @@ class Rows(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, x: torch.Tensor, bias: torch.Tensor | None, *_: Any) -> torch.Tensor:  # type: ignore[override]
-        y = Rows.apply(x, None, ctx.held, *ctx.saved_tensors)
-        return y if bias is None else y + bias.to(y.dtype)
+        with _set_fwd_grad_enabled(True):  # PyTorch turns it off here, and a tangent may have a tangent
+            y = Rows.apply(x, None, ctx.held, *ctx.saved_tensors)
+            return y if bias is None else y + bias.to(y.dtype)
 
 
 class Columns(torch.autograd.Function):
@@ -79,4 +81,5 @@ class Columns(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, dy: torch.Tensor, *_: Any) -> torch.Tensor:  # type: ignore[override]
-        return Columns.apply(dy, ctx.held, *ctx.saved_tensors)
+        with _set_fwd_grad_enabled(True):
+            return Columns.apply(dy, ctx.held, *ctx.saved_tensors)
