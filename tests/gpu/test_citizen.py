@@ -214,6 +214,9 @@ def test_autocast_and_vmap_give_the_bits_of_a_plain_call(kind: torch.dtype) -> N
     _, found = torch.func.jvp(it.layer, (it.x,), (tangent,))
     truth = tangent.double() @ it.w.T
     assert ((found.double() - truth).norm() / truth.norm()).item() <= it.limit()
+    dy, asked = torch.randn_like(expected), it.x.clone().requires_grad_()
+    (dx,) = torch.func.vjp(it.layer, it.x)[1](dy)
+    assert torch.equal(dx, torch.autograd.grad(it.layer(asked), asked, dy)[0])
 
 
 def test_an_exported_model_runs_for_other_numbers_of_rows() -> None:
