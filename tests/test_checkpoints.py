@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from w4gen.checkpoints import awq, compressed_tensors, gptq, modelopt
+from w4gen.checkpoints import auto_round, awq, compressed_tensors, gptq, modelopt
 from w4gen.checkpoints.layer import Layer
 from w4gen.errors import CheckpointError
 
 LAYERS = Path(__file__).parent / "checkpoints/layers"
 FILES = sorted(LAYERS.glob("*.safetensors"))
-DIALECTS = (awq, compressed_tensors, gptq, modelopt)
+DIALECTS = (auto_round, awq, compressed_tensors, gptq, modelopt)
 
 
 def written(name: str) -> tuple[dict[str, torch.Tensor], dict[str, Any], torch.Tensor]:
@@ -43,6 +43,30 @@ def test_a_layer_is_read_bit_for_bit(name: str) -> None:
     assert torch.equal(w, truth)
     assert (layer.bias is None) == ("bias" not in tensors)
     assert layer.notes == ()
+
+
+@pytest.mark.parametrize("method", ["auto-round", "intel/auto-round"])
+@pytest.mark.parametrize(
+    ("name", "packing"),
+    [
+        *((f"gptq_{bits}", "auto_round:auto_gptq") for bits in (2, 3, 4, 8)),
+        *((f"gptq_v2_{bits}", packing) for bits in (2, 3, 4, 8) for packing in ("auto_round", "auto_round:gptqmodel")),
+        ("awq_gemm", "auto_round:auto_awq"),
+    ],
+)
+def test_what_auto_round_exports_are_the_tensors_of_others(name: str, packing: str, method: str) -> None:
+    tensors, before, truth = written(name)
+    said = {"quant_method": method, "packing_format": packing, "data_type": "int", "sym": False, "act_bits": 16}
+    said |= {"bits": before["bits"], "group_size": before["group_size"]}
+    other = {**said, "bits": 5, "group_size": 7, "extra_config": {"o_proj": {}, ".*lay.*": {"bits": 7}}}
+    other["extra_config"]["layer"] = {"bits": before["bits"], "group_size": before["group_size"]}
+    for each in (said, other):
+        layer = read(tensors, each)
+        assert layer.dialect == "auto-round"
+        assert torch.equal(layer.weight.dequantize(), truth)
+    del other["extra_config"]["layer"]
+    with pytest.raises(CheckpointError, match=r"layer\.(qweight|scales): "):
+        read(tensors, other)
 
 
 def test_every_kind_is_there() -> None:
@@ -79,6 +103,7 @@ def test_a_rotation_that_is_in_the_weights_is_no_obstacle() -> None:
 NAN = float("nan")
 OFFLINE = {"config_groups": {"r1": {"type": "hadamard", "apply": [{"targets": ["Linear"], "location": "weight_input"}]}}}
 ONLINE = {"config_groups": {"v": {"type": "hadamard", "apply": [{"location": "input"}, {"location": "weight_input"}]}}}
+ROUND = {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq"}
 BAD: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "awq as gemv": ("awq_gemm", {}, {"version": "gemv"}, "layer.scales"),
     "gemv as gemm": ("awq_gemv", {}, {"version": "gemm"}, "layer.*version or group_size"),
@@ -87,6 +112,25 @@ BAD: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "no zeros": ("ct_3_group_z", {"weight_zero_point": None}, {}, "layer.weight_zero_point: missing"),
     "no shape": ("ct_4_group", {"weight_shape": torch.tensor([])}, {}, "a slice of a larger one"),
     "another shape": ("ct_4_group", {"weight_shape": torch.tensor([32, 64])}, {}, "layer.weight_packed: has shape"),
+    "codes as floats": ("ct_4_group", {"weight_packed": torch.zeros(32, 12)}, {}, "layer.weight_packed: is torch.float32"),
+    "zeros as floats": (
+        "ct_3_group_z",
+        {"weight_zero_point": torch.zeros(3, 3)},
+        {},
+        "layer.weight_zero_point: is torch.float32",
+    ),
+    "small floats as floats": (
+        "ct_nvfp4",
+        {"weight_packed": torch.zeros(32, 12)},
+        {},
+        "weight_packed: is torch.float32, .*uint8",
+    ),
+    "powers of two as floats": ("ct_mxfp4", {"weight_packed": torch.zeros(32, 12)}, {}, "weight_packed: is torch.float32"),
+    "codes of awq as floats": ("awq_gemm", {"qweight": torch.zeros(96, 4)}, {}, "layer.qweight: is torch.float32"),
+    "auto-round of others": ("gptq_4", {}, {**ROUND, "packing_format": "auto_round:fake"}, "'auto_round:fake'.* is not read"),
+    "auto-round of floats": ("gptq_4", {}, {**ROUND, "data_type": "mx_fp"}, "data_type='mx_fp'.* is not read"),
+    "auto-round with small x": ("gptq_4", {}, {**ROUND, "act_bits": 8}, "act_bits=8 is not read"),
+    "auto-round, rotated": ("gptq_4", {}, {**ROUND, "rotation_config": {"a": 1}}, "rotation_config rotates x"),
     "no scheme": ("ct_4_group", {}, {"config_groups": {}}, "no target of config_groups"),
     "another format": ("ct_4_group", {}, {"format": "marlin-24"}, "'marlin-24' is not read"),
     "one packing or the other": ("ct_3_group_z", {"weight_shape": torch.tensor([32, 11])}, {}, "the old and the new packing"),

@@ -12,10 +12,11 @@ import oracle
 import pytest
 import torch
 from click.testing import CliRunner
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import w4gen
-from w4gen.checkpoints import folder
+from w4gen.checkpoints import derive, folder
 from w4gen.checkpoints.convert import convert
 from w4gen.cli import cli
 from w4gen.errors import CheckpointError
@@ -176,12 +177,45 @@ def without(name: str):
     return change
 
 
+def other(name: str, make):
+    """A tensor in place of another."""
+
+    def change(path: Path) -> None:
+        held = load_file(path)
+        save_file({each: make(tensor) if each == name else tensor for each, tensor in held.items()}, path)
+
+    return change
+
+
+AUTO = {"AutoConfig": "mine.MineConfig", "AutoModelForCausalLM": "mine.MineForCausalLM"}
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_code_that_lies_in_a_folder_is_never_run(known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    written(tmp_path / "m")
+    (tmp_path / "m/mine.py").write_text(
+        f"open({str(tmp_path / 'ran')!r}, 'w')\nfrom transformers import LlamaConfig as MineConfig\n"
+    )
+    changed(auto_map=AUTO, model_type="llama" if known else "mine")(tmp_path / "m/config.json")
+    if known:
+        assert isinstance(w4gen.load(tmp_path / "m"), transformers.LlamaForCausalLM)
+    else:
+        with pytest.raises(
+            CheckpointError, match=r"m: its config.json asks for code of its own \(auto_map\), which is never run"
+        ):
+            w4gen.load(tmp_path / "m")
+    assert not (tmp_path / "ran").exists()
+
+
 def put(data: bytes):
     return lambda path: path.write_bytes(data)
 
 
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
-INDEX = "model.layers.0.mlp.up_proj.g_idx"
+UP = "model.layers.0.mlp.up_proj"
+INDEX = f"{UP}.g_idx"
+FILE = r"m/model\.safetensors: model\.layers\.0\.mlp\.up_proj"
 BAD = {
     "an empty file": (1, "model.safetensors", put(b""), "model.safetensors: it is empty"),
     "a pointer": (1, "model.safetensors", put(b"version https://git-lfs.github.com/spec/v1\noid"), "git lfs pull"),
@@ -198,7 +232,9 @@ BAD = {
     "no config": (1, "config.json", Path.unlink, "config.json: cannot be read"),
     "config that is no JSON": (1, "config.json", put(b"<html>"), "config.json: cannot be read as JSON"),
     "a config of another size": (1, "config.json", changed(vocab_size=65), r"embed_tokens.weight has shape \[64, 64\]"),
-    "a config of other layers": (1, "config.json", changed(num_hidden_layers=3), r"layers\.2\..* is missing"),
+    "a config of other layers": (1, "config.json", changed(num_hidden_layers=3),
+                                "m: config.json says 3 layers, the names of its tensors count 2"),
+    "a lost plain tensor": (1, "model.safetensors", without("model.norm.weight"), r"m: model\.norm\.weight is missing"),
     "a config of fewer layers": (1, "config.json", changed(num_hidden_layers=1), "layers.1.* is no linear layer"),
     "a lost quantization": (1, "config.json", changed(quantization_config=None), "it was lost"),
     "an unknown quantization": (1, "config.json", changed(quantization_config={"quant_method": "quip"}), "'quip' of config.json"),
@@ -208,6 +244,13 @@ BAD = {
     "a group in words": (1, "config.json", changed(quantization_config={**GPTQ, "group_size": "32"}), "TypeError"),
     "bits that are no whole number": (1, "config.json", changed(quantization_config={**GPTQ, "bits": 4.0}), "TypeError"),
     "no pattern": (1, "config.json", changed(quantization_config={**GPTQ, "dynamic": {"*": {}}}), "as gptq has them"),
+    "codes as floats": (1, "model.safetensors", other(f"{UP}.qweight", lambda t: t.view(torch.float32)),
+                        FILE + r"\.qweight: is torch.float32, torch.int32 is needed; the file may be damaged"),
+    "zeros as floats": (1, "model.safetensors", other(f"{UP}.qzeros", torch.Tensor.float), FILE + r"\.qzeros: is torch.float32"),
+    "whole scales": (1, "model.safetensors", other(f"{UP}.scales", torch.Tensor.int), FILE + ": .* as gptq has them .*int32"),
+    "scales that are no numbers": (1, "model.safetensors", other(f"{UP}.scales", lambda t: t * torch.nan), FILE + ": .*gptq"),
+    "a short bias": (1, "model.safetensors", other(f"{UP}.bias", lambda t: t[:3]),
+                     FILE + r": bias is \[3\]; the weight needs \[96\]: the file may be damaged"),
     "no heads": (1, "config.json", changed(num_attention_heads=0), "Transformers builds no model of its config.json"),
     "a size in words": (1, "config.json", changed(hidden_size="x"), "Transformers builds no model of its config.json"),
     "an index of a list": (2, folder.INDEX, changed(weight_map=["a"]), "weight_map does not name a file for each tensor"),
@@ -222,6 +265,43 @@ def test_a_damaged_folder_is_refused_by_name(kind: str, tmp_path: Path) -> None:
     written(tmp_path / "m", shards=shards)
     damage(tmp_path / "m" / file)
     with pytest.raises(CheckpointError, match=told):
+        w4gen.load(tmp_path / "m")
+
+
+OWN = {
+    "codes as floats": ("weight_packed", lambda t: t.view(torch.float32), r"\.weight_packed: is torch.float32, torch.int32"),
+    "an order of one column": ("weight_order", torch.zeros_like, ": order names 1 columns of x: each of 64 is multiplied once"),
+    "an order beyond": ("weight_order", lambda t: t + 1, r": order names columns 1…64 of x"),
+    "a short bias": ("bias", lambda t: t[:3], r": bias is \[3\]; the weight needs \[96\]"),
+    "scales that are no numbers": ("weight_scale", lambda t: t * torch.nan, ": its w4gen tensors do not hold a weight"),
+}
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of w4gen's own with biases, and columns in an order."""
+    path = tmp_path_factory.mktemp("own")
+    written(path / "m")
+    w4gen.load(path / "m").save_pretrained(path / "own")
+    return path / "own"
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_a_damaged_folder_of_our_own_is_refused_by_name(kind: str, own: Path, tmp_path: Path) -> None:
+    tensor, damage, told = OWN[kind]
+    shutil.copytree(own, tmp_path / "m")
+    other(f"{UP}.{tensor}", damage)(tmp_path / "m/model.safetensors")
+    with pytest.raises(CheckpointError, match=FILE + told):
+        w4gen.load(tmp_path / "m")
+
+
+def test_a_format_of_our_own_that_is_another_layers_is_refused_by_name(own: Path, tmp_path: Path) -> None:
+    shutil.copytree(own, tmp_path / "m")
+    said = json.loads((tmp_path / "m/config.json").read_text())["quantization_config"]
+    assert "group=32" in said["formats"][UP]
+    said["formats"][UP] = said["formats"][UP].replace("group=32", "group=16")
+    changed(quantization_config=said)(tmp_path / "m/config.json")
+    with pytest.raises(CheckpointError, match=FILE + r": .* scales have shape \[96, 2\]; .* need \[96, 4\]"):
         w4gen.load(tmp_path / "m")
 
 
@@ -247,6 +327,29 @@ def test_a_tensor_that_no_module_takes_is_warned_of(tmp_path: Path, caplog: pyte
     w4gen.load(tmp_path / "m")
     (told,) = (each.getMessage() for each in caplog.records if each.levelname == "WARNING")
     assert told.endswith("model.layers.0.mlp.act_fn.scales was not used")
+
+
+def test_layers_without_number_are_not_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain(tmp_path / "a")
+    changed(num_hidden_layers=10**9)(tmp_path / "a/config.json")
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", lambda *_, **__: pytest.fail("Transformers was asked"))
+    with pytest.raises(CheckpointError, match=r"config.json says 1000000000 layers, the names of its tensors count 2"):
+        w4gen.load(tmp_path / "a")
+    with pytest.raises(CheckpointError, match=r"config.json says 1000000000 layers"):
+        convert(tmp_path / "a", tmp_path / "b", "int4_g32")
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_files_that_do_not_count_are_warned_of(shards: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    written(tmp_path / "m", shards=shards)
+    folder.read(tmp_path / "m")
+    assert not caplog.records
+    shutil.copy(min((tmp_path / "m").glob("*.safetensors")), tmp_path / "m/again.safetensors")
+    folder.read(tmp_path / "m")
+    (told,) = (each.getMessage() for each in caplog.records)
+    assert told.endswith(
+        f"m: not read, as {'model.safetensors' if shards == 1 else folder.INDEX} is what counts: again.safetensors"
+    )
 
 
 def test_no_such_folder(tmp_path: Path) -> None:
@@ -340,14 +443,56 @@ def test_a_conversion_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
     plain(tmp_path / "a")
     names = convert(tmp_path / "a", tmp_path / "b", "int4_g32")
     files = sorted((tmp_path / "b").glob("*.safetensors"))
-    whole = {path.name: path.read_bytes() for path in files}
+    whole = {path.name: load_file(path) for path in files}
     times = files[1].stat().st_mtime_ns
     files[0].unlink()
     assert convert(tmp_path / "a", tmp_path / "b", "int4_g32") == names
-    assert {path.name: path.read_bytes() for path in files} == whole
+    again = {path.name: load_file(path) for path in files}
+    assert {name: list(held) for name, held in again.items()} == {name: list(held) for name, held in whole.items()}
+    assert all(torch.equal(again[name][each], tensor) for name, held in whole.items() for each, tensor in held.items())
     assert files[1].stat().st_mtime_ns == times
     with pytest.raises(CheckpointError, match="holds other files"):
         convert(tmp_path / "a", tmp_path / "b", "nf4_g32")
+
+
+@pytest.mark.parametrize("damage", [cut(-10), cut(100), put(b""), put(b"<html>")])
+def test_a_shard_that_was_damaged_since_is_made_anew(damage, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    plain(tmp_path / "a")
+    convert(tmp_path / "a", tmp_path / "b", "int4_g32")
+    file = max((tmp_path / "b").glob("*.safetensors"))
+    whole = {name: tensor.clone() for name, tensor in load_file(file).items()}  # else mapped to what is damaged now
+    damage(file)
+    convert(tmp_path / "a", tmp_path / "b", "int4_g32")
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in load_file(file).items())
+    (told,) = (each.getMessage() for each in caplog.records)
+    assert file.name in told
+    assert told.endswith(": it is made anew")
+
+
+def formats_in(path: Path) -> dict[str, str]:
+    """What files say of the layers in them; each of no others."""
+    found = {}
+    for file in path.glob("*.safetensors"):
+        with safe_open(file, "pt") as held:
+            told, names = held.metadata(), list(held.keys())
+        assert told["format"] == "pt", "Transformers looks for it"
+        own = json.loads(told.get("formats", "{}"))
+        assert {f"{name}.weight_packed" for name in own} == {name for name in names if name.endswith("weight_packed")}
+        found |= own
+    return found
+
+
+def test_each_file_says_the_formats_of_its_layers(tmp_path: Path) -> None:
+    plain(tmp_path / "a")
+    forms = convert(tmp_path / "a", tmp_path / "b", {"*.mlp.*": "nvfp4", "*": "int4_g32"})
+    truth = {name: str(form) for name, form in forms.items()}
+    assert len(list((tmp_path / "b").glob("*.safetensors"))) > 1
+    assert formats_in(tmp_path / "b") == truth
+    w4gen.load(tmp_path / "b").save_pretrained(tmp_path / "c")
+    assert formats_in(tmp_path / "c") == truth
+    derive.unpack(derive.pack(tmp_path / "b", "sm_90"), tmp_path / "d")
+    assert formats_in(tmp_path / "d") == truth
+    assert all(str(w4gen.Format.parse(text)) == text for text in truth.values())
 
 
 def test_what_is_not_converted(tmp_path: Path) -> None:
@@ -383,6 +528,24 @@ def test_a_conversion_that_would_round_nothing_is_refused(tmp_path: Path) -> Non
     (tmp_path / "c").write_text("")
     with pytest.raises(CheckpointError, match="c: no folder can be there"):
         convert(tmp_path / "a", tmp_path / "c", "int4_g32")
+
+
+@pytest.mark.parametrize("asked", [["--exclude", "lm_heads"], ["--format", "*.q_prj=nf4_g64", "--format", "int4_g32"]])
+def test_a_misspelt_pattern_is_refused_before_anything_is_written(asked: list[str], tmp_path: Path) -> None:
+    plain(tmp_path / "a")
+    done = CliRunner().invoke(cli, ["convert", str(tmp_path / "a"), str(tmp_path / "b"), *asked])
+    assert isinstance(done.exception, CheckpointError)
+    name = asked[1].partition("=")[0]
+    assert f"no linear layer matches '{name}': they are called model.layers.*.self_attn.q_proj, " in str(done.exception)
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_head_that_is_tied_may_be_excluded(tmp_path: Path) -> None:
+    stated = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=1, tie_word_embeddings=True
+    )
+    transformers.LlamaForCausalLM(stated).save_pretrained(tmp_path / "a")
+    assert len(convert(tmp_path / "a", tmp_path / "b", "int4_g32", "lm_head")) == 7
 
 
 def test_a_weight_that_is_not_finite_is_named(tmp_path: Path) -> None:

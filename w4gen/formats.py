@@ -103,7 +103,7 @@ def named(name: str | Format) -> Format:
     """The format called `name`: a family and its suffixes (`int4_g128`, `nf4_row`, `uint4_g64_z_bf16`), or what `str` wrote."""
     if isinstance(name, Format):
         return name
-    if "(" in name:
+    if not isinstance(name, str) or "(" in name:
         return Format.parse(name)
     words = name.split("_")
     for length in range(len(words), 0, -1):

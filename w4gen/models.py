@@ -138,8 +138,7 @@ def convert(
         except (FormatError, ShapeError) as refused:
             skipped.append(Skipped(names[0], str(refused)))
     every = [name for names in layers for name in names]
-    unmatched = [each for each in (*choose, *include, *exclude) if not matches(every, (each,))]
-    return Report(tuple(converted), tuple(skipped), tuple(dict.fromkeys(unmatched)))
+    return Report(tuple(converted), tuple(skipped), unmatched(every, *choose, *include, *exclude))
 
 
 def by_pattern(format: str | Format | Mapping[str, str | Format]) -> dict[str, Format]:
@@ -160,6 +159,11 @@ def patterns(given: str | Iterable[str]) -> tuple[str, ...]:
 def matches(names: Iterable[str], patterns: Iterable[str]) -> bool:
     """Whether a pattern matches a name."""
     return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+
+
+def unmatched(names: Iterable[str], *patterns: str) -> tuple[str, ...]:
+    """The patterns that match no name, each once."""
+    return tuple(each for each in dict.fromkeys(patterns) if not matches(names, (each,)))
 
 
 def _layers(model: torch.nn.Module) -> list[list[str]]:

@@ -114,6 +114,9 @@ def test_codes_that_may_have_been_reordered_are_left():
         "a MarlinLinear may have reordered its codes: load it as TorchLinear, or the files by w4gen.load",
     }
     assert "no layer was replaced" in str(done)
+    model.config.quantization_config |= {"quant_method": "auto-round"}
+    told = "a MarlinLinear may have reordered its codes: load the files by w4gen.load"
+    assert told in {each.reason for each in w4gen.accelerate(model).left}
 
 
 def test_codes_without_a_dialect_are_left():

@@ -110,6 +110,13 @@ def test_from_float_stands_in_for_a_linear_layer(form: str, bias: bool) -> None:
     assert oracle.error(y.double().numpy(), exact.detach().numpy()) <= oracle.limit("f16", y.numel())
 
 
+def test_a_bias_of_another_shape_is_refused_when_the_layer_is_made() -> None:
+    weight = module().weight
+    for shape in ((3,), (1, 20), (), (21,)):
+        with pytest.raises(w4gen.W4Error, match=r"bias is \[.*\]; the weight needs \[20\]"):
+            w4gen.Linear(weight, torch.zeros(shape))
+
+
 def test_a_bias_is_kept_and_not_shared() -> None:
     plain = torch.nn.Linear(200, 20)
     layer = w4gen.Linear.from_float(plain, "nf4_g64")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch._dynamo.utils import counters
 from truth import KINDS, Case, case
 
 import w4gen
+from w4gen import toolchain
 from w4gen.errors import ShapeError, W4Error
 from w4gen.runtime import ops
 
@@ -75,14 +77,16 @@ def test_two_graphs_are_replayed_on_two_streams_at_once(m: int) -> None:
 
 @pytest.mark.parametrize("warm", [False, True])
 @pytest.mark.parametrize("m", ROWS)
-def test_four_threads_of_four_streams(m: int, warm: bool) -> None:
-    it, wrong = case("int4_g128", m, 4096, 4096), []
+def test_four_threads_of_four_streams(m: int, warm: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    it, wrong, compiled, compiles = case("int4_g128", m, 4096, 4096), [], [], toolchain._compile
     expected = it.layer(it.x)
     torch.cuda.synchronize()
     layer = it.layer
     if not warm:
         ops.LAUNCHES.clear()
+        monkeypatch.setenv("W4GEN_CACHE", str(tmp_path))  # where nothing is compiled yet
         layer = copy.deepcopy(layer)  # of which no call is prepared
+    monkeypatch.setattr(toolchain, "_compile", lambda *given: [compiled.append(given[1].name), compiles(*given)][1])
 
     def work() -> None:
         for stream in (torch.cuda.Stream() for _ in range(4)):
@@ -98,6 +102,8 @@ def test_four_threads_of_four_streams(m: int, warm: bool) -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+    assert warm == (not compiled)
+    assert len(set(compiled)) == len(compiled), "threads that miss together compile once"
 
 
 @two_gpus
@@ -208,6 +214,9 @@ def test_autocast_and_vmap_give_the_bits_of_a_plain_call(kind: torch.dtype) -> N
     _, found = torch.func.jvp(it.layer, (it.x,), (tangent,))
     truth = tangent.double() @ it.w.T
     assert ((found.double() - truth).norm() / truth.norm()).item() <= it.limit()
+    dy, asked = torch.randn_like(expected), it.x.clone().requires_grad_()
+    (dx,) = torch.func.vjp(it.layer, it.x)[1](dy)
+    assert torch.equal(dx, torch.autograd.grad(it.layer(asked), asked, dy)[0])
 
 
 def test_an_exported_model_runs_for_other_numbers_of_rows() -> None:

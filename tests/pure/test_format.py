@@ -194,3 +194,10 @@ def test_sizes_below_one_are_refused(sizes: dict[str, object]) -> None:
 def test_text_that_is_no_problem_is_refused(text: str) -> None:
     with pytest.raises(ShapeError, match="cannot read the problem"):
         Problem.parse(text)
+
+
+@pytest.mark.parametrize("what", [4, None, b"int4", ["int4_g64"]])
+def test_what_is_no_text_is_no_format(what: object) -> None:
+    for read in (named, Format.parse):
+        with pytest.raises(FormatError, match=r"cannot read the format .*: it is no text; write it with str"):
+            read(what)  # type: ignore[arg-type]

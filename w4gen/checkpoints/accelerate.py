@@ -19,6 +19,7 @@ from w4gen.runtime.linear import Linear
 
 KEPT = {
     "gptq": ("TorchLinear", "TritonV2Linear", "TorchQuantLinear", "TritonV2QuantLinear"),
+    "auto-round": (),
     "awq": ("AwqTorchLinear", "AwqGEMMLinear", "AwqGEMVLinear", "AwqGEMMTritonLinear", "WQLinear_GEMM", "WQLinear_GEMV"),
 }
 """Modules that keep the tensors of the file. Others reorder them in place, for kernels of their own, which no shape shows."""
@@ -119,5 +120,6 @@ def _refusal(module: torch.nn.Module, tensors: Mapping[str, Any], dialect: Diale
         return "its weight is not quantized" if _plain(module) else f"the tensors of a {kind} are of no dialect that is read"
     kept = KEPT.get(dialect.NAME, (kind,))
     if kind not in kept:
-        return f"a {kind} may have reordered its codes: load it as {kept[0]}, or the files by w4gen.load"
+        way = f"load it as {kept[0]}, or " if kept else "load "
+        return f"a {kind} may have reordered its codes: {way}the files by w4gen.load"
     return ""

@@ -30,7 +30,8 @@ def read(tensors: Tensors, quantization: Mapping[str, Any], name: str) -> Layer:
     version = str(quantization.get("version", "gemm")).lower()
     if bits != 4 or version not in ("gemm", "gemv"):
         refuse(name, "qweight", f"bits={bits}, version={version!r}", "4 bits as gemm or gemv are read: convert it to gemm")
-    words, zeros, scales = (need(tensors, each, name, 2) for each in ("qweight", "qzeros", "scales"))
+    words, zeros = (need(tensors, each, name, 2, torch.int32) for each in ("qweight", "qzeros"))
+    scales = need(tensors, "scales", name, 2)
     codes, zeros, scales = (_gemm if version == "gemm" else _gemv)(words, zeros, scales, group, name)
     form, parts = integers(codes, bits, codes.shape[1] if group == -1 else group, scales, zeros)
     return Layer(name, NAME, form, parts, tensors.get("bias"))

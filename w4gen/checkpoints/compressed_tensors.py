@@ -55,7 +55,7 @@ def _integers(tensors: Tensors, said: Mapping[str, Any], name: str) -> Layer:
     bits, way = said.get("num_bits"), said.get("strategy")
     if bits not in range(1, 9) or said.get("type") != "int" or way not in ("group", "channel", "tensor"):
         refuse(name, "weight_packed", f"num_bits={bits}, type={said.get('type')}, strategy={way}", "1 to 8 bits, int, are read")
-    words, scales = need(tensors, "weight_packed", name, 2), need(tensors, "weight_scale", name)
+    words, scales = need(tensors, "weight_packed", name, 2, torch.int32), need(tensors, "weight_scale", name)
     n, k = _shape(tensors, said, name)
     group = said["group_size"] if way == "group" else k
     groups = -(-k // group)
@@ -64,7 +64,7 @@ def _integers(tensors: Tensors, said: Mapping[str, Any], name: str) -> Layer:
     expect(scales, (n, groups), "weight_scale", name, CAUSE)
     zeros = None
     if not said.get("symmetric", True):
-        packed = need(tensors, "weight_zero_point", name, 2)
+        packed = need(tensors, "weight_zero_point", name, 2, torch.int32)
         expect(packed, (_width(n, bits, dense), groups), "weight_zero_point", name, CAUSE)
         zeros = _fields(packed, bits, 0, n, dense)
     codes, order = _fields(words, bits, 1, k, dense), None
@@ -122,7 +122,7 @@ def _nvfp4(tensors: Tensors, said: Mapping[str, Any], name: str) -> Layer:
 
 def nvfp4(tensors: Tensors, packed: str, overall: torch.Tensor, dialect: str, name: str) -> Layer:
     """A layer of nvfp4, all of whose scales are multiplied by `overall`."""
-    codes, scales = nibbles(need(tensors, packed, name, 2)), need(tensors, "weight_scale", name, 2)
+    codes, scales = nibbles(need(tensors, packed, name, 2, torch.uint8)), need(tensors, "weight_scale", name, 2)
     expect(scales, (codes.shape[0], -(-codes.shape[1] // 16)), "weight_scale", name, "groups are of 16, and scales not swizzled")
     if scales.dtype not in (torch.float8_e4m3fn, torch.uint8):
         refuse(name, "weight_scale", f"is {scales.dtype}, e4m3 is needed", "the dialect may be another")
@@ -131,6 +131,6 @@ def nvfp4(tensors: Tensors, packed: str, overall: torch.Tensor, dialect: str, na
 
 
 def _mxfp4(tensors: Tensors, said: Mapping[str, Any], name: str) -> Layer:
-    codes, scales = nibbles(need(tensors, "weight_packed", name, 2)), need(tensors, "weight_scale", name, 2)
+    codes, scales = nibbles(need(tensors, "weight_packed", name, 2, torch.uint8)), need(tensors, "weight_scale", name, 2)
     expect(scales, (codes.shape[0], -(-codes.shape[1] // 32)), "weight_scale", name, "groups are of 32")
     return Layer(name, NAME, named("mxfp4"), {"codes": codes, "scale": scales}, tensors.get("bias"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -15,9 +16,11 @@ from w4gen.checkpoints import folder, own
 from w4gen.checkpoints.model import empty
 from w4gen.errors import CheckpointError, FormatError
 from w4gen.ir.types import Format
-from w4gen.models import by_pattern, chosen, matches, patterns
+from w4gen.models import by_pattern, chosen, kind_of, matches, patterns, unmatched
 from w4gen.progress import tracked
 from w4gen.runtime.weight import Weight
+
+logger = logging.getLogger("w4gen")
 
 
 def convert(
@@ -31,8 +34,8 @@ def convert(
     """Round the linear layers of `source` to a format, or formats by pattern, into the folder `target`; each layer's format.
 
     Patterns, and `clip`, are those of `w4gen.convert`. Headers, shapes and room on the disk are checked before any write.
-    A shard is written whole or not at all, and one that is newer than its source is kept, so that a second call goes on where the
-    first was cut off.
+    A shard is written whole or not at all, and one that is whole and newer than its source is kept, so that a second call goes on
+    where the first was cut off.
     """
     choose, held = by_pattern(format), folder.read(source)
     if held.quantization:
@@ -57,10 +60,18 @@ def convert(
 
 
 def _forms(held: folder.Folder, choose: Mapping[str, Format], exclude: tuple[str, ...]) -> dict[str, Format]:
-    """The layers that are rounded, and to what. Raises `CheckpointError` where none is, or shapes are of another model."""
+    """The layers that are rounded, and to what.
+
+    Raises `CheckpointError` where none is, shapes are of another model, or a pattern matches no layer, which may be misspelt.
+    """
+    modules = empty(held, torch.float16).named_modules()
+    layers = {name: module for name, module in modules if type(module) is torch.nn.Linear}
+    if missed := unmatched(layers, *choose, *exclude):
+        known = ", ".join(dict.fromkeys(map(kind_of, layers)))
+        raise CheckpointError(f"{held.path}: no linear layer matches {', '.join(map(repr, missed))}: they are called {known}")
     forms, count = dict[str, Format](), 0
-    for name, module in empty(held, torch.float16).named_modules():
-        if type(module) is not torch.nn.Linear or f"{name}.weight" not in held.entries:
+    for name, module in layers.items():
+        if f"{name}.weight" not in held.entries:  # a head that is tied
             continue
         count += 1
         entry, shape = held.entries[f"{name}.weight"], (module.out_features, module.in_features)
@@ -101,12 +112,20 @@ def _begin(target: Path, stated: str) -> None:
 
 
 def _made(target: Path, file: Path) -> bool:
-    """Whether a shard is there and newer than all that happened to the file that it is made of."""
-    return target.exists() and target.stat().st_mtime_ns > file.stat().st_ctime_ns
+    """Whether a shard is there, whole, and newer than all that happened to the file that it is made of."""
+    if not target.exists() or target.stat().st_mtime_ns <= file.stat().st_ctime_ns:
+        return False
+    try:
+        with folder.opened(target):
+            return True
+    except CheckpointError as error:
+        logger.warning("%s: it is made anew", error)
+        return False
 
 
 def _written(held: folder.Folder, files: list[Path], target: Path, forms: Mapping[str, Format], clip: bool) -> Iterator[str]:
     """Write the shards that are made of `files`; the name of each tensor once it is done."""
+    formats = {name: str(form) for name, form in forms.items()}
     for file in files:
         tensors = dict[str, torch.Tensor]()
         for name, tensor in held.tensors(name for name, entry in held.entries.items() if entry.file == file):
@@ -114,7 +133,7 @@ def _written(held: folder.Folder, files: list[Path], target: Path, forms: Mappin
             tensors |= {name: tensor} if form is None else _rounded(tensor, form, clip, name.removesuffix("weight"), file)
             yield name
         partial = (target / file.name).with_suffix(".partial")
-        save_file(tensors, partial, {"format": "pt"})
+        save_file(tensors, partial, own.metadata(tensors, formats))
         partial.rename(target / file.name)
 
 

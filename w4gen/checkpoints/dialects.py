@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from w4gen.checkpoints import awq, bitsandbytes, compressed_tensors, gpt_oss, gptq, hqq, modelopt, own, packed
+from w4gen.checkpoints import auto_round, awq, bitsandbytes, compressed_tensors, gpt_oss, gptq, hqq, modelopt, own, packed
 from w4gen.checkpoints.folder import Folder
 from w4gen.checkpoints.layer import UNREADABLE, Dialect, Layer, Tensors
-from w4gen.errors import CheckpointError
+from w4gen.errors import CheckpointError, W4Error
 
-DIALECTS: tuple[Dialect, ...] = (gptq, awq, compressed_tensors, modelopt, bitsandbytes, hqq, gpt_oss, own, packed)
+DIALECTS: tuple[Dialect, ...] = (gptq, awq, auto_round, compressed_tensors, modelopt, bitsandbytes, hqq, gpt_oss, own, packed)
 
 
 def dialect(folder: Folder) -> Dialect | None:
@@ -55,23 +56,33 @@ def used(folder: Folder) -> set[str]:
 
 
 def layer(folder: Folder, name: str, device: torch.device | str = "cpu") -> Layer:
-    """One layer, read on a device. Raises `CheckpointError` that names the folder, the layer and the tensor."""
+    """One layer, read on a device. Raises `CheckpointError` that names the file, the layer and the tensor."""
     found = dialect(folder)
     if found is None:
         raise CheckpointError(f"{folder.path}: {name} is not quantized: its weight is a plain tensor")
     stack, _, index = name.rpartition(".")
     stacked = any(f"{stack}{mark}" in folder.entries for mark in found.MARKS if mark[0] != ".")
     tensors = folder.under(f"{stack}_", device, int(index)) if stacked else folder.under(f"{name}.", device)
-    try:
+    with placed(folder, name):
         return read(found, tensors, folder.quantization, name)
+
+
+@contextmanager
+def placed(folder: Folder, name: str) -> Iterator[None]:
+    """Errors of a layer say where it is: its file, or the folder where it is in several."""
+    try:
+        yield
     except CheckpointError as error:
-        raise CheckpointError(f"{folder.path}: {error}") from error
+        files = {entry.file for each, entry in folder.entries.items() if each.startswith(f"{name}.")}
+        raise CheckpointError(f"{files.pop() if len(files) == 1 else folder.path}: {error}") from error
 
 
 def read(dialect: Dialect, tensors: Tensors, quantization: Mapping[str, Any], name: str) -> Layer:
     """One layer of its tensors. Raises `CheckpointError` that names the layer, whatever the tensors and the quantization are."""
     try:
         return dialect.read(tensors, quantization, name)
-    except UNREADABLE as error:
+    except CheckpointError:
+        raise
+    except (*UNREADABLE, W4Error) as error:
         told = f"its tensors and the quantization_config of config.json are not as {dialect.NAME} has them"
         raise CheckpointError(f"{name}: {told} ({type(error).__name__}: {error})") from error

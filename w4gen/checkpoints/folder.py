@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -15,7 +16,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from w4gen.checkpoints import own
 from w4gen.errors import CheckpointError
+
+logger = logging.getLogger("w4gen")
 
 INDEX = "model.safetensors.index.json"
 BESIDES = (".json", ".jinja", ".txt", ".model")
@@ -110,6 +114,8 @@ def _files(path: Path) -> tuple[list[Path], dict[str, Path]]:
     for file in files:
         if not file.exists():
             raise CheckpointError(f"{file}: this shard is missing: the download may not be complete")
+    if left := sorted(each.name for each in path.glob("*.safetensors") if each not in files):
+        logger.warning("%s: not read, as %s is what counts: %s", path, INDEX if listed else files[0].name, ", ".join(left))
     return files, listed
 
 
@@ -159,7 +165,9 @@ def save(path: Path, stated: dict[str, Any], tensors: Iterable[tuple[str, torch.
     for name, tensor in chain(tensors, [("", torch.empty(0))]):  # the last one ends the last file
         if held and (not name or sum(each.nbytes for each in held.values()) >= shard):
             count += 1
-            save_file(held, path / f"{count}.partial", {"format": "pt"})
+            save_file(
+                held, path / f"{count}.partial", own.metadata(held, stated.get("quantization_config", {}).get("formats", {}))
+            )
             held.clear()
         held[name] = tensor.contiguous()
     files = [path / f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]

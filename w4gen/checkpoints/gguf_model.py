@@ -80,9 +80,9 @@ def _empty(file: gguf.File, dtype: torch.dtype) -> tuple[Any, Any]:
         raise CheckpointError(f"{file.path}: to build its model pip install transformers gguf accelerate ({error})") from error
     architecture = str(file.facts.get("general.architecture", "none"))
     try:
-        stated = AutoConfig.from_pretrained(str(file.path.parent), gguf_file=file.path.name)
+        stated = AutoConfig.from_pretrained(str(file.path.parent), gguf_file=file.path.name, trust_remote_code=False)
         with init_empty_weights():
-            model = AutoModelForCausalLM.from_config(stated, dtype=dtype)
+            model = AutoModelForCausalLM.from_config(stated, dtype=dtype, trust_remote_code=False)
     except (*UNREADABLE, StrictDataclassError) as error:
         raise CheckpointError(f"{file.path}: Transformers builds no model of architecture {architecture!r}: {error}") from error
     return model, TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=stated.to_dict())

@@ -42,12 +42,12 @@ def read(tensors: Tensors, quantization: Mapping[str, Any], name: str) -> Layer:
     version = said.get("checkpoint_format") or "gptq"
     if version not in ("gptq", "gptq_v2"):
         refuse(name, "qweight", f"checkpoint_format={version!r} is not read", "save it again as gptq or gptq_v2")
-    words, scales = need(tensors, "qweight", name, 2), need(tensors, "scales", name, 2)
+    words, scales = need(tensors, "qweight", name, 2, torch.int32), need(tensors, "scales", name, 2)
     (groups, n), k = scales.shape, words.shape[0] * 32 // bits
     group = k if group == -1 else group
     expect(words, (k * bits // 32, n), "qweight", name, CAUSE)
     expect(scales, (-(-k // group), n), "scales", name, CAUSE)
-    zeros, notes = _zeros(need(tensors, "qzeros", name, 2), bits, (groups, n), version, name)
+    zeros, notes = _zeros(need(tensors, "qzeros", name, 2, torch.int32), bits, (groups, n), version, name)
     order, group, picked = None, group, None
     if "g_idx" in tensors:
         index = expect(tensors["g_idx"], (k,), "g_idx", name, "the file may be damaged")

@@ -59,7 +59,7 @@ def _codes(tensors: Tensors, n: int, k: int, name: str) -> torch.Tensor:
     if packing not in PACKINGS:
         refuse(name, "packing", f"is {packing!r}", f"w4gen reads {', '.join(PACKINGS)}")
     word, bits, fields = PACKINGS[packing]
-    stored = need(tensors, "W_q", name, 2).contiguous().view(torch.int32 if word == 32 else torch.uint8)
+    stored = need(tensors, "W_q", name, 2).contiguous().view(torch.int32 if word == 32 else torch.uint8)  # maybe kept as floats
     step, columns = stored.shape
     if fields * step * columns < n * k:
         refuse(name, "W_q", f"holds {fields * step * columns} codes, [{n}, {k}] needs {n * k}", "the file may be damaged")

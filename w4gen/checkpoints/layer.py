@@ -83,13 +83,15 @@ def refuse(name: str, tensor: str, problem: str, cause: str) -> NoReturn:
     raise CheckpointError(f"{name}.{tensor}: {problem}; {cause}")
 
 
-def need(tensors: Tensors, tensor: str, name: str, dims: int | None = None) -> torch.Tensor:
-    """A tensor of a layer, with as many dimensions as it must have."""
+def need(tensors: Tensors, tensor: str, name: str, dims: int | None = None, kind: torch.dtype | None = None) -> torch.Tensor:
+    """A tensor of a layer, with as many dimensions as it must have, of the type that its bits are read by."""
     if tensor not in tensors:
         refuse(name, tensor, f"missing, there are {', '.join(sorted(tensors))}", "a shard may be missing, or the dialect another")
     found = tensors[tensor]
     if dims is not None and found.dim() != dims:
         refuse(name, tensor, f"has shape {list(found.shape)}, {dims} dimensions are needed", "the dialect may be another")
+    if kind is not None and found.dtype != kind:
+        refuse(name, tensor, f"is {found.dtype}, {kind} is needed", "the file may be damaged, or the dialect another")
     return found
 
 
@@ -110,7 +112,6 @@ def bitstream(words: torch.Tensor, bits: int, axis: int, count: int) -> torch.Te
 
 def nibbles(data: torch.Tensor) -> torch.Tensor:
     """The codes u8[N, 2·bytes] of bytes u8[N, bytes]: the low half of each byte first."""
-    data = data.view(torch.uint8)
     return torch.stack([data & 15, data >> 4], -1).reshape(data.shape[0], -1)
 
 

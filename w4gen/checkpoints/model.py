@@ -18,6 +18,7 @@ from w4gen.errors import CheckpointError
 
 def empty(folder: Folder, dtype: torch.dtype | None) -> Any:
     """The model of config.json without weights."""
+    _check_depth(folder)
     try:
         from accelerate import init_empty_weights
         from huggingface_hub.errors import StrictDataclassError
@@ -25,13 +26,32 @@ def empty(folder: Folder, dtype: torch.dtype | None) -> Any:
     except ImportError as error:
         raise CheckpointError(f"{folder.path}: to build its model pip install transformers accelerate ({error})") from error
     try:
-        stated = copy.deepcopy(AutoConfig.from_pretrained(str(folder.path)))
+        stated = copy.deepcopy(AutoConfig.from_pretrained(str(folder.path), trust_remote_code=False))
         if hasattr(stated, "quantization_config"):
             del stated.quantization_config
         with init_empty_weights():
-            return AutoModelForCausalLM.from_config(stated, dtype=dtype)
+            return AutoModelForCausalLM.from_config(stated, dtype=dtype, trust_remote_code=False)
     except (*UNREADABLE, StrictDataclassError) as error:
+        if "auto_map" in folder.stated:
+            code = "its config.json asks for code of its own (auto_map), which is never run, and Transformers has no such model"
+            raise CheckpointError(
+                f"{folder.path}: {code}: read it, build the model, and give that to w4gen.convert or w4gen.accelerate"
+            ) from error
         raise CheckpointError(f"{folder.path}: Transformers builds no model of its config.json: {error}") from error
+
+
+DEPTHS = ("num_hidden_layers", "n_layer", "n_layers")
+"""How config.json calls the number of layers, of which each may take long to build."""
+
+
+def _check_depth(folder: Folder) -> None:
+    """Raise `CheckpointError` where config.json states more layers than any name of a tensor counts."""
+    told = (folder.stated, folder.stated.get("text_config"))
+    stated = [said[key] for said in told if isinstance(said, dict) for key in DEPTHS if isinstance(said.get(key), int)]
+    counted = 1 + max((int(part) for name in folder.entries for part in name.split(".") if part.isdecimal()), default=-1)
+    if max(stated, default=0) > counted:
+        problem = f"config.json says {max(stated)} layers, the names of its tensors count {counted}"
+        raise CheckpointError(f"{folder.path}: {problem}: a shard may be missing, or the two are of different models")
 
 
 def load(folder: Folder, dtype: torch.dtype | None, device: torch.device) -> Loaded:
@@ -48,7 +68,9 @@ def load(folder: Folder, dtype: torch.dtype | None, device: torch.device) -> Loa
         if layer.shape != (module.out_features, module.in_features):
             told = f"{list(layer.shape)}, config.json says {[module.out_features, module.in_features]}"
             raise CheckpointError(f"{folder.path}: {name} is {told}: the two may be of different models")
-        model.set_submodule(name, layer.linear().to(device, dtype))
+        with dialects.placed(folder, name):
+            made = layer.linear()
+        model.set_submodule(name, made.to(device, dtype))
         found.append((name, layer.format.label))
         notes += layer.notes
     for target in plain:

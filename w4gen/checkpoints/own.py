@@ -1,13 +1,17 @@
 """w4gen's own files: weight_packed i32[N, words], a stream along K; `weight_` and its name for each other part; weight_shape.
 
+A slice of all tensors of two dimensions, by rows or by columns at a whole word and group, is a layer: weight_shape may stay.
+
 weight_order i64[K], where columns are not in the order of x: column j multiplies `x[..., order[j]]`.
 
 `formats` of the quantization_config has the format of each layer, as `str` writes it; `ordered` lists those with a weight_order.
+The metadata of each file has `formats` too, of the layers in it (of all, where Transformers writes it).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -49,6 +53,19 @@ def shapes(form: Format, n: int, k: int, ordered: bool) -> dict[str, tuple[torch
     return {"weight_packed": (torch.int32, (n, words)), "weight_shape": (torch.int64, (2,)), **rest}
 
 
+def _here(words: torch.Tensor, whole: tuple[int, int], bits: int) -> tuple[int, int]:
+    """The size [N, K] of these words, all of a weight or a slice of it."""
+    (rows, width), (n, k) = words.shape, whole
+    return min(rows, n), min(k, width * 32 // bits)
+
+
+def metadata(tensors: Iterable[str], formats: Mapping[str, str]) -> dict[str, str]:
+    """What a file of such tensors says of itself: the format of each layer in it, beside what Transformers looks for."""
+    layers = (name.removesuffix(MARKS[0]) for name in tensors if name.endswith(MARKS))
+    here = {name: formats[name] for name in layers if name in formats}
+    return {"format": "pt", **({"formats": json.dumps(here)} if here else {})}
+
+
 def _called(part: str) -> str:
     return f"weight_{part}".replace("zero", "zero_point").replace(".", "_")
 
@@ -64,8 +81,9 @@ def read(tensors: Tensors, quantization: Mapping[str, Any], name: str) -> Layer:
     shape = need(tensors, "weight_shape", name).tolist()
     if len(shape) != 2 or min(shape) < 1:
         refuse(name, "weight_shape", f"is {shape}, [N, K] is needed", "the file may be damaged")
-    n, k = shape
-    words = expect(need(tensors, "weight_packed", name), (n, -(-k * form.bits // 32)), "weight_packed", name, CAUSE)
+    words = need(tensors, "weight_packed", name, 2, torch.int32)
+    n, k = _here(words, (shape[0], shape[1]), form.bits)
+    expect(words, (n, -(-k * form.bits // 32)), "weight_packed", name, CAUSE)
     rest = [part for part in form.parts(n, k) if part != "codes" and part not in form.tables()]
     parts = {"codes": bitstream(words, form.bits, 1, k)} | {part: need(tensors, _called(part), name) for part in rest}
     return Layer(name, NAME, form, parts, tensors.get("bias"), tensors.get("weight_order"))

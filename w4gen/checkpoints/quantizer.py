@@ -124,7 +124,7 @@ class W4GenQuantizer(HfQuantizer):  # type: ignore[misc]
         for name, layer in layers.items():
             state |= {f"{name}.{each}": tensor for each, tensor in own.write(layer.weight, layer.order, layer.bias).items()}
         _tell(model, self.quantization_config)
-        return state, {}
+        return state, own.metadata(state, self.quantization_config.formats)
 
     def is_serializable(self, **_: Any) -> bool:
         return True

@@ -265,6 +265,8 @@ class Format:
     def parse(cls, text: str) -> Format:
         """The format that `str()` wrote. Raises `FormatError` on anything else."""
         try:
+            if not isinstance(text, str):
+                raise TypeError("it is no text")
             return cls._read(ast.parse(text, mode="eval").body)
         except (SyntaxError, ValueError, KeyError, TypeError) as error:
             raise FormatError(f"cannot read the format {text!r}: {error}; write it with str(format)") from error

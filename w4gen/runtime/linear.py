@@ -7,14 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch._functorch import eager_transforms
 from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
 
-from w4gen.errors import FormatError, ShapeError
+from w4gen.errors import FormatError, ShapeError, W4Error
 from w4gen.formats import named
 from w4gen.ir.layout import Layout
 from w4gen.ir.problem import ACTIVATIONS, PAIRED, outputs
 from w4gen.ir.types import Format
-from w4gen.runtime import dtypes, eager
+from w4gen.runtime import dtypes, eager, transforms
 from w4gen.runtime.epilogue import finished
 from w4gen.runtime.launch import stored_for
 from w4gen.runtime.ops import VERSION, refuse_mixed
@@ -60,6 +62,9 @@ def _call(
 ) -> torch.Tensor:
     """The op, for x of any number of dimensions and rows; activation and residual come after it where gradients are asked for."""
     rows, how = x.reshape(-1, x.shape[-1]), (n, format, layout, invariant)
+    if not is_dynamo_compiling() and transforms.at_work():
+        y = transforms.Rows.apply(rows, bias, transforms.Held(n, x.shape[-1], format, layout, invariant), *buffers)
+        return finished(y.reshape(*x.shape[:-1], n), activation, residual)
     given = [each for each in (x, bias, residual) if each is not None]
     if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(each).tangent is not None for each in given):
         return finished(_dual(rows, buffers, bias, how).reshape(*x.shape[:-1], n), activation, residual)
@@ -72,7 +77,9 @@ def _call(
 
 
 def _dual(x: torch.Tensor, buffers: tuple[torch.Tensor, ...], bias: torch.Tensor | None, how: tuple[Any, ...]) -> torch.Tensor:
-    """The op in forward mode, of which its registration with PyTorch knows nothing: its tangent is the layer of x's tangent."""
+    """The op under `dual_level`, of which its registration with PyTorch knows nothing: its tangent is the layer of x's."""
+    if eager_transforms.JVP_NESTING > 1:  # compiled, as `transforms` takes it otherwise; tangents of tangents would be lost
+        raise W4Error("forward mode within forward mode does not go through a compiled layer: call it without torch.compile")
     primal, tangent = forward_ad.unpack_dual(x)
     y = torch.ops.w4gen.linear(primal, list(buffers), None, *how, "", None, VERSION)
     if tangent is not None:
@@ -93,8 +100,7 @@ def _check(
     if x.dim() == 0 or x.shape[-1] != k:
         raise ShapeError(f"x has shape {list(x.shape)}; its last dimension must be K={k}, the inputs of the weight [{n}, {k}]")
     dtypes.of(x, "x")
-    if bias is not None and tuple(bias.shape) != (n,):
-        raise ShapeError(f"bias is {list(bias.shape)}; the weight needs [{n}]")
+    _check_bias(bias, n)
     if activation not in ACTIVATIONS or (activation == PAIRED and (n % 2 or residual is not None)):
         pairs = f"{PAIRED} takes an even N, here {n}, and no residual"
         raise ShapeError(f"activation={activation!r}: use one of {', '.join(ACTIVATIONS[1:])}; {pairs}")
@@ -103,6 +109,11 @@ def _check(
         raise ShapeError(f"residual is {list(residual.shape)}; y is {list(shape)}")
     if out is not None and (tuple(out.shape) != shape or out.dtype != x.dtype or out.device != x.device):
         raise ShapeError(f"out is {out.dtype}{list(out.shape)} on {out.device}; y is {x.dtype}{list(shape)} on {x.device}")
+
+
+def _check_bias(bias: torch.Tensor | None, n: int) -> None:
+    if bias is not None and tuple(bias.shape) != (n,):
+        raise ShapeError(f"bias is {list(bias.shape)}; the weight needs [{n}]")
 
 
 def attribute(part: str) -> str:
@@ -114,8 +125,13 @@ def _order_problem(order: torch.Tensor, k: int) -> str:
     """Why a tensor does not say which columns of x a weight multiplies; empty where it does."""
     if order.dtype != torch.int64 or tuple(order.shape) != (k,):
         return f"order is {order.dtype}{list(order.shape)}: int64[{k}] says which column of x each of the weight multiplies"
-    low, high = (0, k - 1) if order.is_meta else map(int, order.aminmax())
-    return "" if low >= 0 and high < k else f"order names columns {low}…{high} of x: there are 0…{k - 1}"
+    if order.is_meta:
+        return ""
+    low, high = map(int, order.aminmax())
+    if low < 0 or high >= k:
+        return f"order names columns {low}…{high} of x: there are 0…{k - 1}"
+    named = int(torch.zeros(k, dtype=torch.bool, device=order.device).index_fill_(0, order, True).sum())
+    return "" if named == k else f"order names {named} columns of x: each of {k} is multiplied once"
 
 
 def _described(state: torch.Tensor) -> tuple[Format, Layout, int, int]:
@@ -135,7 +151,8 @@ class Linear(torch.nn.Module):
     Buffers are those of the Weight, `codes`, `scale` and so on (`scale.scale` is called `scale_scale`); the format, the layout
     and the sizes travel in the state dict beside them, in a tensor of bytes. Gradients reach x and the bias, not the weight.
     `batch_invariant` and `activation` may be set at any time, and a residual given to a call: see `linear`.
-    With an `order`, int64[K], column j of the weight multiplies `x[..., order[j]]`. Raises `ShapeError` for another order.
+    With an `order`, int64[K], column j of the weight multiplies `x[..., order[j]]`. Raises `ShapeError` for another
+    order, or a bias of another shape.
     """
 
     codes: torch.Tensor
@@ -154,6 +171,7 @@ class Linear(torch.nn.Module):
         self._calls: dict[tuple[Any, ...], eager.Call] = {}
         if order is not None and (problem := _order_problem(order, weight.k)):
             raise ShapeError(problem)
+        _check_bias(bias, weight.n)
         self.batch_invariant, self.activation = batch_invariant, activation
         self.in_features, self.out_features = weight.k, weight.n
         self.register_buffer("bias", None if bias is None else bias.detach().clone())
