@@ -36,7 +36,7 @@ PRESETS = {
 """What sizes are read from, of models that are asked for by name (Mistral-7B in its version 0.3)."""
 
 LAYERS = (
-    (8192, 28672), (28672, 8192), (8192, 8192), (4096, 14336), (14336, 4096), (4096, 4096),
+    (8192, 28672), (28672, 8192), (8192, 8192), (4096, 14336), (14336, 4096), (4096, 4096), (4096, 1024),
     (1536, 8960), (8960, 1536), (1536, 1536), (1536, 256),
 )  # fmt: skip
 """(K, N) of the layers that are measured, and that the rules were fitted to: of Llama 3.1 70B and 8B, and of Qwen2.5 1.5B."""

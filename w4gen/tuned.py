@@ -18,10 +18,13 @@ from typing import Any
 import filelock
 
 from w4gen import bundle, cache, paths
-from w4gen.errors import CacheError, W4Error
+from w4gen.errors import ArchError, CacheError, W4Error
+from w4gen.ir.lower import lower
 from w4gen.ir.problem import Problem
 from w4gen.ir.types import Format, dtype
+from w4gen.schedule import arch as arches
 from w4gen.schedule.arch import Arch
+from w4gen.schedule.rules import pick
 from w4gen.schedule.schedule import Schedule
 
 log = logging.getLogger("w4gen")
@@ -33,9 +36,9 @@ KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float)}
 class Row:
     """A schedule that was the fastest of some trials, for one question on one device.
 
-    sms: of the device · us, floor_us: microseconds of a call, and of only reading its bytes · rules_us: of the rules' choice, in
-    the same search · text: the address of the kernel that was timed · the rest: when and with what. A row without a device holds
-    on all.
+    sms: of the device · us, floor_us: microseconds of a call, and of only reading its bytes · rules, rules_us: what the rules
+    chose, and what that took in the same search · text: the address of the kernel that was timed · the rest: when and with what.
+    A row without a device holds on all.
     """
 
     question: str
@@ -44,6 +47,7 @@ class Row:
     sms: int = 0
     us: float = 0.0
     floor_us: float = 0.0
+    rules: str = ""
     rules_us: float = 0.0
     trials: int = 0
     date: str = ""
@@ -96,6 +100,21 @@ def problem(question: str) -> Problem:
         m=(int(low), int(high)), n=int(n), k=int(k), format=Format.parse(form), x=dtype(x), y=dtype(y),
         activation=given.get("activation", ""), residual="residual" in given, gradient="gradient" in given,
     )  # fmt: skip
+
+
+def current(row: Row, arch: Arch) -> bool:
+    """Whether the choice of the rules that a row timed is the one they make now."""
+    return row.rules == str(pick(lower(problem(row.question)), arch))
+
+
+def arch_of(path: Path) -> Arch:
+    """The arch whose rows a file holds. Raises `CacheError` where it is not called after one."""
+    try:
+        return arches.arch(path.stem)
+    except ArchError as error:
+        raise CacheError(
+            f"{path} is not called ARCH.json ({error}): name it after the arch of its rows, as sm_90.json"
+        ) from error
 
 
 def tuned(problem: Problem, arch: Arch) -> Row | None:

@@ -71,6 +71,7 @@ def test_winners_become_rows_and_are_taken_by_compiles(trials: list[Kernel]) -> 
         assert (row.device, row.sms, row.trials) == ("a GPU that is made up", 108, found.trials)
         assert row.us == 10.0 + row.schedule.warps
         assert row.rules_us == 10.0 + pick(lower(question.problem), ARCHES["sm_80"]).warps
+        assert row.rules == str(pick(lower(question.problem), ARCHES["sm_80"]))
         assert row.schedule.warps == min(kernel.schedule.warps for kernel in trials if kernel.problem == question.problem)
         assert row.triton
         assert row.date

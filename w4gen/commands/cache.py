@@ -158,22 +158,30 @@ def difference(a: tuned.Row | None, b: tuned.Row | None) -> list[str]:
 def rules(as_json: bool, files: tuple[Path, ...], fitted: bool) -> None:
     """Show how far the rules' choice is from the fastest that tuning found, over layers that the rules were never fitted to.
 
-    Both were timed in one search: the geometric mean, and the worst, of the one time over the other.
+    Both were timed in one search: the geometric mean, and the worst, of the one time over the other. Files are called ARCH.json.
     """
-    rows = [row for path in files for row in tuned.load(path)]
-    asked = {row: tuned.problem(row.question) for row in rows}
-    new = [row for row in rows if fitted or (asked[row].k, asked[row].n) not in LAYERS]
-    groups: dict[str, list[tuned.Row]] = {"all": new}
-    for row in sorted(new, key=lambda row: asked[row].m):
+    archs = {row: tuned.arch_of(path) for path in files for row in tuned.load(path)}
+    asked = {row: tuned.problem(row.question) for row in archs}
+    new = [row for row in archs if fitted or (asked[row].k, asked[row].n) not in LAYERS]
+    told = [row for row in new if tuned.current(row, archs[row])]
+    groups: dict[str, list[tuned.Row]] = {"all": told}
+    for row in sorted(told, key=lambda row: asked[row].m):
         groups.setdefault("{0} M={1.m[0]}..{1.m[1]}".format(asked[row].format.label, asked[row]), []).append(row)
     facts = [{"rows": name} | behind(each) for name, each in groups.items()]
-    left = {"fitted": len(rows) - len(new), "untimed": sum(not row.rules_us for row in new)}
+    left = {
+        "fitted": len(archs) - len(new),
+        "changed": len(new) - len(told),
+        "untimed": sum(not row.rules_us for row in told),
+    }
     if as_json:
         tell({"groups": facts} | left)
         return
     cells = [(each["rows"], str(each["layers"]), f"{each['mean']:.3f}", f"{each['worst']:.3f}", each["at"]) for each in facts]
     table("rows", "layers", "mean", "worst", "at", rows=cells)
-    click.echo(f"left out: {left['fitted']} of layers that the rules were fitted to, {left['untimed']} without a time of theirs")
+    click.echo(
+        f"left out: {left['fitted']} of layers that the rules were fitted to, {left['changed']} timed against a choice that is "
+        f"not theirs now or is not told, {left['untimed']} without a time of theirs"
+    )
 
 
 def behind(rows: Sequence[tuned.Row]) -> dict[str, Any]:

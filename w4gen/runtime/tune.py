@@ -181,7 +181,7 @@ def answered(
     """The row of a question, written, and what its search came to; neither where memory ran out, which leaves it to the rules."""
     try:
         found = searched(plan, seconds, device, floor, compiled, at)
-        row = None if found.winner is None else kept(plan.asks[found.winner], found, floor, device)
+        row = None if found.winner is None else kept(plan.asks[found.winner], found, floor, device, text(plan.asks[0]).schedule)
     except torch.cuda.OutOfMemoryError as error:
         log.warning("%s is left to the rules: %s", plan.question.problem, str(error).splitlines()[0])
         cold.cache_clear()
@@ -298,8 +298,8 @@ def bound(kernel: Kernel, floor: Floor, device: torch.device) -> float:
     return floor(nbytes, device, bool(kernel.schedule.overlap))
 
 
-def kept(ask: Ask, found: Found, floor: Floor, device: torch.device) -> Row:
-    """The row of a winner, written."""
+def kept(ask: Ask, found: Found, floor: Floor, device: torch.device, rules: Schedule) -> Row:
+    """The row of a winner, written, with what the rules chose."""
     kernel, arch = text(ask), ask.arch
     row = Row(
         question=tuned.question(ask.problem),
@@ -307,6 +307,7 @@ def kept(ask: Ask, found: Found, floor: Floor, device: torch.device) -> Row:
         device=arch.device,
         sms=arch.device_sms,
         us=round(found.us, 3),
+        rules=str(rules),
         rules_us=round(found.first_us, 3),
         floor_us=round(bound(kernel, floor, device), 3),
         trials=found.trials,
