@@ -16,6 +16,9 @@ from w4gen.schedule.stored import steps
 SHARED = 48 * 1024
 """Bytes of shared memory that a program may declare in its text; what Triton allocates comes on top."""
 
+LONG, LOOPED = 8192, 24576
+"""Above the first k, look-ups one after another leave registers for one tile alone; above the second their steps are a loop."""
+
 SMALL = 2**22
 """Weights of a layer at most, where each program of 16 outputs may read all of 32 rows of x."""
 
@@ -92,12 +95,13 @@ def _on_matrix_cores(problem: Problem, layout: Layout, arch: Arch, step: Step) -
     n, k, form, looked_up = problem.n, problem.k, problem.format, problem.format.codebook is not None
     ragged = looked_up and k % step.k > 0
     # registers: wgmma's archs have them for more tiles; masks along k beside a look-up take some, as do several scales of a step
-    scarce = "wgmma" not in arch.features
-    narrow = scarce and (ragged or not (step.single or step.halved))
+    scarce, long = "wgmma" not in arch.features, looked_up and k > LONG
+    narrow = scarce and (ragged or (long and k <= LOOPED) or not (step.single or step.halved))
     most = 32 if not scarce and (_plain(form, step) or step.cut) else 8 if narrow else 16
     tiles, turns = -(-min(problem.m[1], most) // 8), -(-k // step.k)
     paired = n >= (16384 if looked_up and tiles > 1 else 8192) and not (ragged and tiles > 1)
     rows = 2 if paired and layout.size("n") % 32 == 0 else 1
+    free = not looked_up or (ragged if tiles > 1 else scarce and long)  # of a bound, which makes these spill
     room = SHARED - (128 * 4**form.bits if looked_up else 0)
     wanted = 8 if (looked_up or n < 16 * rows * 2 * arch.sms) and k >= 4096 else 4
     warps = next(each for each in (8, 4, 2, 1) if each <= wanted and 2 * each * tiles * 1024 <= room)
@@ -111,7 +115,7 @@ def _on_matrix_cores(problem: Problem, layout: Layout, arch: Arch, step: Step) -
         warps=warps,
         stages=2 if turns > 3 * warps else 3,
         ring=min(8, room // (warps * tiles * 1024)),
-        maxnreg=_bound(n, tiles, scarce) if looked_up and not (ragged and tiles > 1) else 0,
+        maxnreg=0 if free else _bound(n, tiles, scarce),
         overlap=int("dependent_launch" in arch.features),
     )
 
