@@ -138,7 +138,8 @@ def load(kernel: Kernel, piece: Piece, arch: Arch, overlap: bool) -> Any:
 
     if knobs.JIT.chosen() and not built(kernel, arch):
         (low, high), asked = kernel.problem.m, kernel.problem
-        way = "w4gen.warmup with gradients=True" if asked.gradient else "w4gen.warmup or w4gen compile --model"
+        more = "gradients" if asked.gradient else "residuals" if asked.residual else ""
+        way = f"w4gen.warmup with {more}=True" if more else "w4gen.warmup or w4gen compile --model"
         raise ForbiddenError(
             f"M={low}..{high} of {asked.k} -> {asked.n} {asked.format.label} ({asked.x}) is not compiled for {arch.name}, "
             f"and W4GEN_JIT=forbid: give that M to {way}, or unset W4GEN_JIT"
