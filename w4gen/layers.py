@@ -151,6 +151,20 @@ def layers(facts: Mapping[str, Any], tp: int = 1) -> list[Layer]:
     return [Layer(tuple(name for name, _ in same), *key, sum(count for _, count in same)) for key, same in alike.items()]
 
 
+GATE_UP = ("gate_proj", "up_proj")
+TOGETHER = (("q_proj", "k_proj", "v_proj"), GATE_UP)
+"""What layers of one x are called in the models of Transformers; whether they are, their module's code says."""
+
+
+def merged(facts: Mapping[str, Any], tp: int = 1) -> list[Layer]:
+    """What `w4gen.merge` makes of the layers of a model, or of one of `tp` shards: the outputs of several, one after another."""
+    of = {name: layer for layer in layers(facts, tp) for name in layer.names}
+    return [
+        Layer(("+".join(names),), sum(of[name].n for name in names), of[names[0]].k, of[names[0]].bias, sizes(facts).depth)
+        for names in TOGETHER
+    ]
+
+
 def _share(whole: int, tp: int, what: str) -> int:
     """What one of `tp` shards has of a whole."""
     if tp < 1 or whole % tp:

@@ -17,7 +17,9 @@ from w4gen import ahead, bundle, cache, paths, toolchain, tuned
 from w4gen.api import problem_of
 from w4gen.cli import cli
 from w4gen.codegen.render import Kernel
+from w4gen.commands.bundle import of_model
 from w4gen.errors import CacheError, ShapeError, W4Error
+from w4gen.ir.problem import PAIRED
 from w4gen.schedule.arch import ARCHES
 from w4gen.schedule.stored import layout_for
 
@@ -122,6 +124,18 @@ def test_what_a_bundle_does_not_hold_is_compiled(elsewhere: Path, monkeypatch: p
             toolchain.build(w4gen.compile(shape, arch=name), ARCHES[name])
 
 
+def test_a_bundle_of_a_merged_model_has_what_it_launches(folder: Path) -> None:
+    """Of gate and up also their product: `w4gen.merge(model, gated=True)`."""
+    apart = of_model(folder, "1", "1", "int4_g128", "float16")
+    more = [each for each in of_model(folder, "1", "1", "int4_g128", "float16", together=True) if each not in apart]
+    assert [(each.n, each.k, each.activation) for each in more] == [(384, 128, ""), (256, 128, ""), (256, 128, PAIRED)]
+    out = folder / "merged.w4g"
+    told = run("compile", "--model", str(folder), "--m", "1", "--arch", "sm_80", "--merged", "--out", str(out))
+    assert "q_proj+k_proj+v_proj: 128 -> 384, 2 of them" in told
+    texts = {name for name in bundle.read(out) if name.endswith("kernel.py")}
+    assert texts >= {f"kernels/{cache.place(ahead.Ask(each, ARCHES['sm_80']).kernel().source)}/kernel.py" for each in more}
+
+
 def test_a_bundle_of_the_same_kernels_has_the_same_bytes(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("W4GEN_CACHE", str(folder / "cache"))
     asks = [ahead.Ask(w4gen.compile(shape, arch=name).problem, ARCHES[name]) for shape, name in reversed(ASKED)]
@@ -181,7 +195,8 @@ def test_what_is_asked_in_vain(case: str, folder: Path) -> None:
 
 def test_a_shape_takes_one_m_and_no_tp() -> None:
     assert "more than one" in run("compile", "--m", "1,2", "--k", "64", "--n", "64", fails=ShapeError)
-    assert "give --model" in run("compile", "--shape", "1x64x64", "--tp", "2", fails=W4Error)
+    for option in (("--tp", "2"), ("--merged",)):
+        assert "give --model" in run("compile", "--shape", "1x64x64", *option, fails=W4Error)
 
 
 def test_a_worker_that_dies_is_told_and_replaced(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
