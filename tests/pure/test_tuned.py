@@ -30,6 +30,7 @@ ROW = Row(
     question=tuned.question(PROBLEM), schedule=HALF, device="NVIDIA H200", sms=132, us=2.5, floor_us=2.0, trials=30,
     date="2026-11-30", triton="3.6.0", w4gen="0.1.0", text="ab",
 )  # fmt: skip
+OTHER = replace(ROW, question=tuned.question(problem_of(m=8, n=256, k=1536)))
 
 
 def test_rows_are_readable_json_and_come_back(tmp_path: Path) -> None:
@@ -98,7 +99,7 @@ def test_of_two_rows_the_newer_counts_then_that_of_more_trials_then_the_first() 
 def test_merge_and_diff_on_the_command_line(fresh_cache: Path, tmp_path: Path) -> None:
     ours, theirs = tmp_path / "a" / "sm_90.json", tmp_path / "b" / "sm_90.json"
     changed = replace(ROW, schedule=replace(HALF, warps=4), date="2026-12-01", us=2.25)
-    for path, rows in ((ours, [ROW]), (theirs, [changed, replace(ROW, question="q")])):
+    for path, rows in ((ours, [ROW]), (theirs, [changed, OTHER])):
         path.parent.mkdir()
         path.write_bytes(tuned.dump(rows))
     run = CliRunner()
@@ -113,7 +114,56 @@ def test_merge_and_diff_on_the_command_line(fresh_cache: Path, tmp_path: Path) -
     told = run.invoke(cli, ["cache", "merge", str(ours), str(theirs)]).output
     assert "1 row of" in told
     assert "2 rows of" in told
-    assert set(tuned.load(tuned.path_of("sm_90"))) == {changed, replace(ROW, question="q")}
+    assert set(tuned.load(tuned.path_of("sm_90"))) == {changed, OTHER}
+
+
+def test_rows_are_merged_into_the_file_of_an_arch(fresh_cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_bytes(tuned.dump([ROW]))
+    done = CliRunner().invoke(cli, ["cache", "merge", str(tmp_path / "rows.json")], standalone_mode=False)
+    with pytest.raises(CacheError, match=r"rows.json is not called ARCH.json"):
+        raise done.exception
+    assert not fresh_cache.exists() or not list(fresh_cache.rglob("*.json"))
+
+
+ODD = {
+    "us": ({"us": float("nan")}, "us=nan of the row 'm=1..1 n=256"),
+    "floor_us": ({"floor_us": float("inf")}, "floor_us=inf of the row"),
+    "trials": ({"trials": -1}, "trials=-1 of the row"),
+    "schedule": ({"schedule": f"{HALF} clusters=2"}, "cannot read 'clusters=2' of a schedule"),
+    "question": ({"question": "nonsense"}, "'nonsense' is not the question of a row"),
+}
+"""What a row may say that is of no use here, and what is told of it."""
+
+
+def odd_file(folder: Path) -> Path:
+    """A file with a row, and such rows."""
+    rows = [ROW.facts(), *(ROW.facts() | changes for changes, _ in ODD.values())]
+    (folder / "sm_90.json").write_text(json.dumps({"rows": rows}))
+    return folder / "sm_90.json"
+
+
+def test_a_row_of_no_use_does_not_take_others_with_it(fresh_cache: Path, tmp_path: Path) -> None:
+    told = CliRunner().invoke(cli, ["cache", "merge", str(odd_file(tmp_path))]).output
+    assert "1 row of" in told
+    assert all(f"skipped: {why}" in told for _, why in ODD.values())
+    assert tuned.load(tuned.path_of("sm_90")) == (ROW,)
+    figures = json.loads(CliRunner().invoke(cli, ["cache", "rules", str(tmp_path / "sm_90.json"), "--json"]).output)
+    assert (figures["fitted"], figures["unreadable"]) == (1, len(ODD))
+
+
+def test_rows_of_another_version_stay_in_the_file_and_are_told_once(fresh_cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tuned.path_of("sm_90")
+    path.parent.mkdir(parents=True)
+    newer = ROW.facts() | ODD["schedule"][0]
+    path.write_text(json.dumps({"rows": [newer, OTHER.facts()]}))
+    with caplog.at_level("WARNING", "w4gen"):
+        for _ in range(2):
+            assert tuned.tuned(PROBLEM, ARCHES["sm_90"]) is None
+    (record,) = caplog.records
+    assert f"{path}: rows passed over: 1, the first as cannot read 'clusters=2'" in record.getMessage()
+    tuned.save("sm_90", [ROW])
+    assert tuned.tuned(PROBLEM, ARCHES["sm_90"]) == ROW
+    assert newer in json.loads(path.read_text())["rows"]
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff", b'{"rows": {}}', b'{"rows": [{"question": "q"}]}', b"[" * 99_999])
