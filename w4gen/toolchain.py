@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from w4gen import cache, knobs
+from w4gen import bundle, cache, knobs, paths
 from w4gen.codegen.render import Kernel, Piece
 from w4gen.codegen.tl import pointer
 from w4gen.errors import ForbiddenError, ToolchainError, why
@@ -102,6 +102,7 @@ def build_piece(kernel: Kernel, piece: Piece, arch: Arch) -> Binary:
         with cache.lock(kernel.source, address):
             found = _found(kernel, address)
             if found is None:
+                bundle.tell(version(), paths.bundle())
                 files = _compile(kernel, piece, arch)
                 cache.publish(kernel.source, address, files)
                 return _binary(files, cached=False)
@@ -139,10 +140,11 @@ def load(kernel: Kernel, piece: Piece, arch: Arch, overlap: bool) -> Any:
     if knobs.JIT.chosen() and not built(kernel, arch):
         (low, high), asked = kernel.problem.m, kernel.problem
         more = "gradients" if asked.gradient else "residuals" if asked.residual else ""
-        way = f"w4gen.warmup with {more}=True" if more else "w4gen.warmup or w4gen compile --model"
+        way = f"give that M to w4gen.warmup {f'with {more}=True' if more else 'or w4gen compile --model'}, or unset W4GEN_JIT"
+        wrong = bundle.foreign(bundle.opened(), version())
         raise ForbiddenError(
             f"M={low}..{high} of {asked.k} -> {asked.n} {asked.format.label} ({asked.x}) is not compiled for {arch.name}, "
-            f"and W4GEN_JIT=forbid: give that M to {way}, or unset W4GEN_JIT"
+            f"and W4GEN_JIT=forbid: {f'{paths.bundle()} {wrong}' if wrong else way}"
         )
     binary = build_piece(kernel, piece, arch)
     with tempfile.TemporaryDirectory(prefix="w4gen-") as folder:  # Triton reads files; those of the cache may go at any time

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from w4gen.api import problem_of
 from w4gen.cli import cli
 from w4gen.codegen.render import Kernel
 from w4gen.commands.bundle import of_model
-from w4gen.errors import CacheError, ShapeError, W4Error
+from w4gen.errors import CacheError, ForbiddenError, ShapeError, W4Error
 from w4gen.ir.problem import PAIRED
 from w4gen.schedule.arch import ARCHES
 from w4gen.schedule.stored import layout_for
@@ -173,6 +174,47 @@ def test_a_bundle_of_files_that_do_not_belong_together_is_refused(file: str, fol
     name = next(name for name in contents if name.endswith(file))
     bundle.write(tmp_path / "forged.w4g", contents | {name: b"{}"})
     assert "forged.w4g is damaged at" in run("cache", "import", str(tmp_path / "forged.w4g"), fails=CacheError)
+
+
+def of_another_triton(folder: Path, tmp_path: Path) -> Path:
+    """The bundle as another Triton would have made it."""
+    contents = bundle.read(folder / "model.w4g")
+    facts = json.dumps(bundle.facts(contents) | {"triton": "3.5.0"}).encode()
+    bundle.write(tmp_path / "old.w4g", contents | {"bundle.json": facts})
+    return tmp_path / "old.w4g"
+
+
+def test_a_bundle_of_another_triton_is_told_wherever_it_is_used(
+    folder: Path, tmp_path: Path, fresh_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """None of its binaries is found: their addresses have Triton's version in them."""
+    old = of_another_triton(folder, tmp_path)
+    wrong = f"{old} was made with Triton 3.5.0, and {toolchain.version()} here finds none of its kernels: make it anew"
+    assert run("cache", "import", str(old), fails=CacheError) == f"{wrong}, or import it where that Triton is"
+    assert not list(fresh_cache.rglob("*.cubin"))
+    monkeypatch.setattr(paths, "cache", lambda: fresh_cache)
+    monkeypatch.setenv("W4GEN_CACHE", str(old))
+    monkeypatch.setenv("W4GEN_JIT", "forbid")
+    kernel = w4gen.compile("1x128x128", arch="sm_86")
+    with pytest.raises(ForbiddenError, match=f"not compiled for sm_86, and W4GEN_JIT=forbid: {re.escape(wrong)}"):
+        toolchain.load(kernel, kernel.pieces[0], ARCHES["sm_86"], overlap=False)
+    monkeypatch.delenv("W4GEN_JIT")
+    with caplog.at_level(logging.WARNING, "w4gen"):
+        toolchain.build(kernel, ARCHES["sm_86"])
+        toolchain.build(kernel, ARCHES["sm_89"])
+    assert [record.getMessage() for record in caplog.records] == [wrong]
+
+
+def test_the_doctor_says_what_a_bundle_holds(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(path: Path) -> str:
+        monkeypatch.setenv("W4GEN_CACHE", str(path))
+        return json.loads(run("doctor", "--json"))["bundle"][0]
+
+    whole, old = folder / "model.w4g", of_another_triton(folder, tmp_path)
+    assert told(whole) == f"{whole}: 4 kernels, tuned rows of sm_90, made with Triton {toolchain.version()}"
+    assert told(old).startswith(f"{old}: 4 kernels, tuned rows of sm_90; it was made with Triton 3.5.0, and")
+    assert told(tmp_path / "nowhere.w4g").startswith("there is no bundle")
+    assert told(tmp_path) == "none"
 
 
 BAD: dict[str, tuple[str, type[W4Error], str]] = {

@@ -110,7 +110,12 @@ def packed(asks: Iterable[Ask], kinds: Iterable[str]) -> dict[str, bytes]:
 
 
 def imported(path: Path, contents: Mapping[str, bytes]) -> dict[str, int]:
-    """Put what a bundle holds into the cache. Raises `CacheError` before anything is written where a part of it is damaged."""
+    """Put what a bundle holds into the cache.
+
+    Raises `CacheError` before anything is written where a part of it is damaged, or another Triton made it.
+    """
+    if wrong := bundle.foreign(contents, toolchain.version()):
+        raise CacheError(f"{path} {wrong}, or import it where that Triton is")
     entries = {match[1]: match[2] for name in contents if (match := re.fullmatch(r"(kernels/(\w+)/\w+)/sums\.json", name))}
     binaries = {where: cache.whole(lambda name, where=where: contents[f"{where}/{name}"]) for where in entries}  # type: ignore[misc]
     texts = {name: contents.get(f"kernels/{name}/kernel.py", b"").decode(errors="replace") for name in entries.values()}
