@@ -212,7 +212,10 @@ LONG_TABLES = [
     ("sm_86", "16x18944x3584", "nf4_g64", "float16"),
     ("sm_120", "8x18944x18944", "nf4_g64", "bfloat16"),
     ("sm_86", "16x14336x4096", "nf4_g128", "bfloat16"),
-    ("sm_120", "16x27648x5120", "nf4_g64", "bfloat16"),
+    ("sm_86", "16x25600x5120", "nf4_g128", "bfloat16"),
+    ("sm_120", "16x8192x20000", "nf4_g64", "bfloat16"),
+    ("sm_120", "16x26624x5120", "nf4_row", "bfloat16"),
+    ("sm_120", "8x28672x20000", "nf4_g64", "bfloat16"),
 ]
 """Layers whose look-ups stand one after another along a long k, or in a loop along a longer one."""
 
@@ -227,6 +230,7 @@ LONG_TABLES = [
         ("sm_86", "1x4096x14336", "uint7_g128_z", "bfloat16"),
         ("gfx1100", "1x4096x8192", "uint7_g128_z", "float16"),
         ("sm_80", "16x12416x7240", "nf4_g64", "float16"),
+        ("sm_86", "16x6144x3584", "nf4_g128", "bfloat16"),
         ("sm_80", "100x1552x800", "q4_k", "float16"),
         *(pytest.param(*each, marks=pytest.mark.slow) for each in LONG_TABLES),
     ],
