@@ -400,7 +400,9 @@ def test_explain_adds_up(arch: str, shape: str, form: str) -> None:
     assert found["bytes"]["codes.stored"] == found["padded_n"] * found["padded_k"] // 2
     assert found["padding"] == pytest.approx(found["padded_n"] * found["padded_k"] / (n * k) - 1, abs=1e-4)
     assert found["bounds_us"]["bytes"] == pytest.approx(sum(found["bytes"].values()) / 2039e3, abs=1e-3)
-    assert found["bottleneck"] in found["bounds_us"]
+    assert found["bottleneck"] in {*found["bounds_us"], "waves"}
+    said = words(found, api.problem_of(m=high, n=n, k=k, format=form), ARCHES[arch], high)
+    assert f"bound by  {found['bottleneck']}: a model predicts {found['predicted_us']:.2f} us" in said
     refused = [each for each in found["others"] if each["verdict"] == "refused"]
     assert refused
     assert all(each["why"] for each in refused)

@@ -62,6 +62,19 @@ def facts(contents: Mapping[str, bytes]) -> dict[str, Any]:
     return found
 
 
+def foreign(contents: Mapping[str, bytes], triton: str) -> str:
+    """What is wrong with a bundle of another Triton than the one here, none of whose binaries is found; empty for one of this."""
+    made = facts(contents)["triton"] if contents else triton
+    return "" if made == triton else f"was made with Triton {made}, and {triton} here finds none of its kernels: make it anew"
+
+
+@lru_cache(maxsize=4)
+def tell(triton: str, path: Path | None) -> None:
+    """Warn, once, that the bundle in use is of another Triton than the one here."""
+    if wrong := foreign(opened(), triton):
+        log.warning("%s %s", path, wrong)
+
+
 def opened() -> Mapping[str, bytes]:
     """What the bundle that W4GEN_CACHE names holds; nothing where it names none, or one that cannot be read (told once)."""
     path = paths.bundle()

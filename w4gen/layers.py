@@ -37,7 +37,7 @@ PRESETS = {
 """What sizes are read from, of models that are asked for by name (Mistral-7B in its version 0.3)."""
 
 LAYERS = (
-    (8192, 28672), (28672, 8192), (8192, 8192), (4096, 14336), (14336, 4096), (4096, 4096),
+    (8192, 28672), (28672, 8192), (8192, 8192), (4096, 14336), (14336, 4096), (4096, 4096), (4096, 1024),
     (1536, 8960), (8960, 1536), (1536, 1536), (1536, 256),
 )  # fmt: skip
 """(K, N) of the layers that are measured, and that the rules were fitted to: of Llama 3.1 70B and 8B, and of Qwen2.5 1.5B."""
@@ -158,6 +158,20 @@ def layers(facts: Mapping[str, Any], tp: int = 1) -> list[Layer]:
     for name, n, k, bias, count in found:
         alike.setdefault((n, k, bias), []).append((name, count))
     return [Layer(tuple(name for name, _ in same), *key, sum(count for _, count in same)) for key, same in alike.items()]
+
+
+GATE_UP = ("gate_proj", "up_proj")
+TOGETHER = (("q_proj", "k_proj", "v_proj"), GATE_UP)
+"""What layers of one x are called in the models of Transformers; whether they are, their module's code says."""
+
+
+def merged(facts: Mapping[str, Any], tp: int = 1) -> list[Layer]:
+    """What `w4gen.merge` makes of the layers of a model, or of one of `tp` shards: the outputs of several, one after another."""
+    of = {name: layer for layer in layers(facts, tp) for name in layer.names}
+    return [
+        Layer(("+".join(names),), sum(of[name].n for name in names), of[names[0]].k, of[names[0]].bias, sizes(facts).depth)
+        for names in TOGETHER
+    ]
 
 
 def _share(whole: int, tp: int, what: str) -> int:

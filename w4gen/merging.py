@@ -11,14 +11,11 @@ from dataclasses import dataclass
 
 import torch
 
+from w4gen.layers import TOGETHER
 from w4gen.models import Skipped
 from w4gen.runtime.gated import NAMES, Gated, refusal
 from w4gen.runtime.linear import Linear
 from w4gen.runtime.shared import shared
-
-TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""What layers of one x are called in the models of Transformers; whether they are, their module's code says."""
-
 
 ALWAYS = (ast.Assign, ast.AnnAssign, ast.Return, ast.Expr)
 """Statements that are reached always, where those before them are."""

@@ -12,7 +12,6 @@ import importlib.metadata
 import json
 import linecache
 import os
-import re
 import subprocess
 import tempfile
 import threading
@@ -22,7 +21,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from w4gen import cache, knobs
+from w4gen import bundle, cache, knobs, paths
+from w4gen.binaries import cuda_usage, disassemble, hip_usage
 from w4gen.codegen.render import Kernel, Piece
 from w4gen.codegen.tl import pointer
 from w4gen.errors import ForbiddenError, ToolchainError, why
@@ -104,6 +104,7 @@ def build_piece(kernel: Kernel, piece: Piece, arch: Arch) -> Binary:
         with cache.lock(kernel.source, address):
             found = _found(kernel, address)
             if found is None:
+                bundle.tell(version(), paths.bundle())
                 files = _compile(kernel, piece, arch)
                 cache.publish(kernel.source, address, files)
                 return _binary(files, cached=False)
@@ -140,10 +141,12 @@ def load(kernel: Kernel, piece: Piece, arch: Arch, overlap: bool) -> Any:
 
     if knobs.JIT.chosen() and not built(kernel, arch):
         (low, high), asked = kernel.problem.m, kernel.problem
-        way = "w4gen.warmup with gradients=True" if asked.gradient else "w4gen.warmup or w4gen compile --model"
+        more = "gradients" if asked.gradient else "residuals" if asked.residual else ""
+        way = f"give that M to w4gen.warmup {f'with {more}=True' if more else 'or w4gen compile --model'}, or unset W4GEN_JIT"
+        wrong = bundle.foreign(bundle.opened(), version())
         raise ForbiddenError(
             f"M={low}..{high} of {asked.k} -> {asked.n} {asked.format.label} ({asked.x}) is not compiled for {arch.name}, "
-            f"and W4GEN_JIT=forbid: give that M to {way}, or unset W4GEN_JIT"
+            f"and W4GEN_JIT=forbid: {f'{paths.bundle()} {wrong}' if wrong else way}"
         )
     binary = build_piece(kernel, piece, arch)
     with tempfile.TemporaryDirectory(prefix="w4gen-") as folder:  # Triton reads files; those of the cache may go at any time
@@ -222,7 +225,7 @@ def _compile(kernel: Kernel, piece: Piece, arch: Arch) -> dict[str, bytes]:
             files = {"json": Path(path).read_bytes(), binary: made.asm[binary], text: made.asm[text].encode()}
     except (TritonError, RuntimeError, ValueError, TypeError, OSError, subprocess.CalledProcessError) as error:
         raise ToolchainError(f"{piece.name} for {arch.name}: {why(error)}") from error
-    usage = _cuda_usage(files["cubin"]) if binary == "cubin" else _hip_usage(made.asm[text])
+    usage = cuda_usage(files["cubin"]) if binary == "cubin" else hip_usage(made.asm[text])
     usage["shared_bytes"] = usage.get("shared_bytes", 0) + made.metadata.shared
     return {**files, "facts": json.dumps(usage).encode()}
 
@@ -269,15 +272,6 @@ def _options(kernel: Kernel) -> str:
     return json.dumps(options)
 
 
-def _tool(name: str) -> str:
-    import triton
-
-    path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
-    if not path.exists():
-        raise ToolchainError(f"{name} is not in the triton package: install triton's CUDA build to look into kernels")
-    return str(path)
-
-
 ENVIRONMENT = (
     *("DISABLE_LLVM_OPT", "DISABLE_PTXAS_OPT", "PTXAS_OPTIONS", "TRITON_DISABLE_LINE_INFO", "TRITON_KERNEL_OVERRIDE"),
     *("TRITON_LIBDEVICE_PATH", "TRITON_MOCK_PTX_VERSION", "TRITON_OVERRIDE_ARCH"),
@@ -292,41 +286,3 @@ def _environment() -> str:
     return json.dumps(
         {name: [value, os.stat(value).st_mtime_ns if os.path.isfile(value) else 0] for name, value in given.items()}
     )
-
-
-def _run(tool: str, *arguments: str) -> str:
-    done = subprocess.run([_tool(tool), *arguments], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ToolchainError(f"{tool} failed: {(done.stderr or done.stdout).strip().splitlines()[0]}")
-    return done.stdout
-
-
-def _look(tool: str, option: str, cubin: bytes) -> str:
-    """What a tool says of a cubin."""
-    with tempfile.TemporaryDirectory(prefix="w4gen-") as folder:
-        path = Path(folder) / "kernel.cubin"
-        path.write_bytes(cubin)
-        return _run(tool, option, str(path))
-
-
-def disassemble(cubin: bytes) -> str:
-    """SASS of a cubin."""
-    return _look("nvdisasm", "-c", cubin)
-
-
-def _cuda_usage(cubin: bytes) -> dict[str, int]:
-    usage = _look("cuobjdump", "-res-usage", cubin)
-    found = re.search(r"REG:(\d+)\s+STACK:(\d+)\s+SHARED:(\d+)\s+LOCAL:(\d+)", usage)
-    if found is None:
-        raise ToolchainError("cuobjdump printed no resource usage: this triton's tools are not the ones w4gen knows")
-    registers, stack, shared, local = map(int, found.groups())
-    # a spill needs memory of the thread's own; to disassemble takes longer than to compile
-    spills = len(re.findall(r"\b(?:LDL|STL)\b", disassemble(cubin))) if stack or local else 0
-    return {"registers": registers, "spills": spills, "shared_bytes": shared}
-
-
-def _hip_usage(text: str) -> dict[str, int]:
-    def number(field: str) -> int:
-        return max((int(value) for value in re.findall(rf"\.{field}:\s+(\d+)", text)), default=0)
-
-    return {"registers": number("vgpr_count"), "spills": number("vgpr_spill_count") + number("sgpr_spill_count")}

@@ -1,6 +1,7 @@
 """Tuned schedules on disk: `tuned/ARCH.json`, rows that say which question they answer on which device, and how they were found.
 
-A row records versions and does not go by them: it is used where its schedule is still legal. Files are read whole or not at all.
+A row records versions and does not go by them: it is used where its schedule is still legal. What is no file of rows is refused;
+in one that is, a row that says what this version does not know is passed over, told, and left where it is.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from typing import Any
 import filelock
 
 from w4gen import bundle, cache, paths
-from w4gen.errors import CacheError, W4Error
+from w4gen.errors import ArchError, CacheError, W4Error
+from w4gen.ir.lower import lower
 from w4gen.ir.problem import Problem
 from w4gen.ir.types import Format, dtype
+from w4gen.schedule import arch as arches
 from w4gen.schedule.arch import Arch
+from w4gen.schedule.rules import pick
 from w4gen.schedule.schedule import Schedule
 
 log = logging.getLogger("w4gen")
@@ -33,9 +37,9 @@ KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float)}
 class Row:
     """A schedule that was the fastest of some trials, for one question on one device.
 
-    sms: of the device · us, floor_us: microseconds of a call, and of only reading its bytes · rules_us: of the rules' choice, in
-    the same search · text: the address of the kernel that was timed · the rest: when and with what. A row without a device holds
-    on all.
+    sms: of the device · us, floor_us: microseconds of a call, and of only reading its bytes · rules, rules_us: what the rules
+    chose, and what that took in the same search · text: the address of the kernel that was timed · the rest: when and with what.
+    A row without a device holds on all.
     """
 
     question: str
@@ -44,6 +48,7 @@ class Row:
     sms: int = 0
     us: float = 0.0
     floor_us: float = 0.0
+    rules: str = ""
     rules_us: float = 0.0
     trials: int = 0
     date: str = ""
@@ -67,7 +72,8 @@ class Row:
 
     @classmethod
     def read(cls, facts: Any) -> Row:
-        """The row that `facts` wrote; fields of other versions are ignored. Raises `ValueError` or `W4Error` on anything else."""
+        """The row that `facts` wrote; fields of other versions are ignored. Raises `ValueError` on what is no row, and `W4Error`
+        on one with a figure that is none, or with a schedule of another version."""
         if not isinstance(facts, dict) or not {"question", "schedule"} <= set(facts):
             raise ValueError(f"a row is an object with a question and a schedule, not {facts!r:.60}")
         known = {field.name: facts[field.name] for field in fields(cls) if field.name in facts}
@@ -75,7 +81,19 @@ class Row:
         wrong = [name for name, value in known.items() if not isinstance(value, kinds[name])]
         if wrong:
             raise ValueError(f"{wrong[0]}={known[wrong[0]]!r:.60} of the row {facts['question']!r:.60} is of the wrong type")
+        odd = [name for name, value in known.items() if not isinstance(value, str) and not 0 <= value < math.inf]
+        if odd:
+            raise CacheError(f"{odd[0]}={known[odd[0]]} of the row {facts['question']!r:.60} is no figure: tune it again")
         return cls(**known | {"schedule": Schedule.parse(known["schedule"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a file holds: rows, and others as JSON has them, which this version does not read, and why it does not."""
+
+    rows: tuple[Row, ...] = ()
+    others: tuple[Any, ...] = ()
+    why: tuple[str, ...] = ()
 
 
 def question(problem: Problem) -> str:
@@ -96,6 +114,21 @@ def problem(question: str) -> Problem:
         m=(int(low), int(high)), n=int(n), k=int(k), format=Format.parse(form), x=dtype(x), y=dtype(y),
         activation=given.get("activation", ""), residual="residual" in given, gradient="gradient" in given,
     )  # fmt: skip
+
+
+def current(row: Row, arch: Arch) -> bool:
+    """Whether the choice of the rules that a row timed is the one they make now."""
+    return row.rules == str(pick(lower(problem(row.question)), arch))
+
+
+def arch_of(path: Path) -> Arch:
+    """The arch whose rows a file holds. Raises `CacheError` where it is not called after one."""
+    try:
+        return arches.arch(path.stem)
+    except ArchError as error:
+        raise CacheError(
+            f"{path} is not called ARCH.json ({error}): name it after the arch of its rows, as sm_90.json"
+        ) from error
 
 
 def tuned(problem: Problem, arch: Arch) -> Row | None:
@@ -137,31 +170,68 @@ def _told(name: str, data: bytes) -> tuple[Row, ...]:
 
 
 def parse(name: str, data: bytes) -> tuple[Row, ...]:
-    """The rows that a file's bytes hold. Raises `CacheError` that names it where they are no rows."""
+    """The rows that a file's bytes hold, others being told. Raises `CacheError` that names the file where it holds no rows."""
+    held = read(name, data)
+    if held.others:
+        log.warning("%s: rows passed over: %d, the first as %s", name, len(held.others), held.why[0])
+    return held.rows
+
+
+def read(name: str, data: bytes) -> Held:
+    """What a file's bytes hold. Raises `CacheError` that names the file where these are no rows."""
     try:
         held = json.loads(data)
-        rows = held.get("rows") if isinstance(held, dict) else None
-        if not isinstance(rows, list):
+        found = held.get("rows") if isinstance(held, dict) else None
+        if not isinstance(found, list):
             raise ValueError(f"it holds an object with a list of rows, not {held!r:.60}")
-        return tuple(map(Row.read, rows))
-    except (ValueError, LookupError, TypeError, RecursionError, W4Error) as error:
+        each = [_read(facts) for facts in found]
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise CacheError(f"{name} is not a file of tuned schedules ({error}): remove it or tune again") from error
+    return Held(
+        tuple(row for row in each if isinstance(row, Row)),
+        tuple(facts for facts, row in zip(found, each, strict=True) if isinstance(row, W4Error)),
+        tuple(str(row) for row in each if isinstance(row, W4Error)),
+    )
+
+
+def _read(facts: Any) -> Row | W4Error:
+    """A row, or why it is none for this version."""
+    try:
+        return Row.read(facts)
+    except W4Error as error:
+        return error
+
+
+def answers(rows: Iterable[Row]) -> tuple[dict[Row, Problem], list[str]]:
+    """Rows with the problems that they answer, and why others answer none."""
+    found, refused = dict[Row, Problem](), list[str]()
+    for row in rows:
+        try:
+            found[row] = problem(row.question)
+        except W4Error as error:
+            refused.append(str(error))
+    return found, refused
 
 
 def load(path: Path) -> tuple[Row, ...]:
     """The rows of a file. Raises `CacheError` that names it where it is not there or is damaged."""
+    return opened(path).rows
+
+
+def opened(path: Path) -> Held:
+    """What a file holds. Raises `CacheError` that names it where it is not there or is damaged."""
     try:
-        return parse(str(path), path.read_bytes())
+        return read(str(path), path.read_bytes())
     except OSError as error:
         raise CacheError(
             f"{path} cannot be read ({error.strerror}): name a file of tuned schedules, as tuned/sm_90.json"
         ) from error
 
 
-def dump(rows: Iterable[Row]) -> bytes:
-    """The file of some rows, in the order of their questions."""
+def dump(rows: Iterable[Row], others: Iterable[Any] = ()) -> bytes:
+    """The file of some rows, in the order of their questions, and of others as they were read."""
     ordered = sorted(rows, key=lambda row: row.key)
-    return (json.dumps({"rows": [row.facts() for row in ordered]}, indent=1, ensure_ascii=False) + "\n").encode()
+    return (json.dumps({"rows": [*(row.facts() for row in ordered), *others]}, indent=1, ensure_ascii=False) + "\n").encode()
 
 
 def merged(*files: Iterable[Row]) -> tuple[Row, ...]:
@@ -193,8 +263,8 @@ def save(arch: str, rows: Iterable[Row]) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(f"{path}.lock", timeout=60):
-            held = load(path) if path.exists() else ()
-            cache.replace(path, dump(merged(held, rows)))
+            held = opened(path) if path.exists() else Held()
+            cache.replace(path, dump(merged(held.rows, rows), held.others))
     except (OSError, filelock.Timeout) as error:
         raise CacheError(f"{path} cannot be written ({error}): set W4GEN_CACHE to a folder that can") from error
     return path

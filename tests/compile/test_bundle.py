@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,9 @@ from w4gen import ahead, bundle, cache, paths, toolchain, tuned
 from w4gen.api import problem_of
 from w4gen.cli import cli
 from w4gen.codegen.render import Kernel
-from w4gen.errors import CacheError, ShapeError, W4Error
+from w4gen.commands.bundle import of_model
+from w4gen.errors import CacheError, ForbiddenError, ShapeError, W4Error
+from w4gen.ir.problem import PAIRED
 from w4gen.schedule.arch import ARCHES
 from w4gen.schedule.stored import layout_for
 
@@ -122,6 +125,18 @@ def test_what_a_bundle_does_not_hold_is_compiled(elsewhere: Path, monkeypatch: p
             toolchain.build(w4gen.compile(shape, arch=name), ARCHES[name])
 
 
+def test_a_bundle_of_a_merged_model_has_what_it_launches(folder: Path) -> None:
+    """Of gate and up also their product: `w4gen.merge(model, gated=True)`."""
+    apart = of_model(folder, "1", "1", "int4_g128", "float16")
+    more = [each for each in of_model(folder, "1", "1", "int4_g128", "float16", together=True) if each not in apart]
+    assert [(each.n, each.k, each.activation) for each in more] == [(384, 128, ""), (256, 128, ""), (256, 128, PAIRED)]
+    out = folder / "merged.w4g"
+    told = run("compile", "--model", str(folder), "--m", "1", "--arch", "sm_80", "--merged", "--out", str(out))
+    assert "q_proj+k_proj+v_proj: 128 -> 384, 2 of them" in told
+    texts = {name for name in bundle.read(out) if name.endswith("kernel.py")}
+    assert texts >= {f"kernels/{cache.place(ahead.Ask(each, ARCHES['sm_80']).kernel().source)}/kernel.py" for each in more}
+
+
 def test_a_bundle_of_the_same_kernels_has_the_same_bytes(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("W4GEN_CACHE", str(folder / "cache"))
     asks = [ahead.Ask(w4gen.compile(shape, arch=name).problem, ARCHES[name]) for shape, name in reversed(ASKED)]
@@ -161,6 +176,47 @@ def test_a_bundle_of_files_that_do_not_belong_together_is_refused(file: str, fol
     assert "forged.w4g is damaged at" in run("cache", "import", str(tmp_path / "forged.w4g"), fails=CacheError)
 
 
+def of_another_triton(folder: Path, tmp_path: Path) -> Path:
+    """The bundle as another Triton would have made it."""
+    contents = bundle.read(folder / "model.w4g")
+    facts = json.dumps(bundle.facts(contents) | {"triton": "3.5.0"}).encode()
+    bundle.write(tmp_path / "old.w4g", contents | {"bundle.json": facts})
+    return tmp_path / "old.w4g"
+
+
+def test_a_bundle_of_another_triton_is_told_wherever_it_is_used(
+    folder: Path, tmp_path: Path, fresh_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """None of its binaries is found: their addresses have Triton's version in them."""
+    old = of_another_triton(folder, tmp_path)
+    wrong = f"{old} was made with Triton 3.5.0, and {toolchain.version()} here finds none of its kernels: make it anew"
+    assert run("cache", "import", str(old), fails=CacheError) == f"{wrong}, or import it where that Triton is"
+    assert not list(fresh_cache.rglob("*.cubin"))
+    monkeypatch.setattr(paths, "cache", lambda: fresh_cache)
+    monkeypatch.setenv("W4GEN_CACHE", str(old))
+    monkeypatch.setenv("W4GEN_JIT", "forbid")
+    kernel = w4gen.compile("1x128x128", arch="sm_86")
+    with pytest.raises(ForbiddenError, match=f"not compiled for sm_86, and W4GEN_JIT=forbid: {re.escape(wrong)}"):
+        toolchain.load(kernel, kernel.pieces[0], ARCHES["sm_86"], overlap=False)
+    monkeypatch.delenv("W4GEN_JIT")
+    with caplog.at_level(logging.WARNING, "w4gen"):
+        toolchain.build(kernel, ARCHES["sm_86"])
+        toolchain.build(kernel, ARCHES["sm_89"])
+    assert [record.getMessage() for record in caplog.records] == [wrong]
+
+
+def test_the_doctor_says_what_a_bundle_holds(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(path: Path) -> str:
+        monkeypatch.setenv("W4GEN_CACHE", str(path))
+        return json.loads(run("doctor", "--json"))["bundle"][0]
+
+    whole, old = folder / "model.w4g", of_another_triton(folder, tmp_path)
+    assert told(whole) == f"{whole}: 4 kernels, tuned rows of sm_90, made with Triton {toolchain.version()}"
+    assert told(old).startswith(f"{old}: 4 kernels, tuned rows of sm_90; it was made with Triton 3.5.0, and")
+    assert told(tmp_path / "nowhere.w4g").startswith("there is no bundle")
+    assert told(tmp_path) == "none"
+
+
 BAD: dict[str, tuple[str, type[W4Error], str]] = {
     "no out": ("--m 1", W4Error, "give --out FILE.w4g"),
     "folder": ("--out kernels", W4Error, "give --out FILE.w4g"),
@@ -181,7 +237,8 @@ def test_what_is_asked_in_vain(case: str, folder: Path) -> None:
 
 def test_a_shape_takes_one_m_and_no_tp() -> None:
     assert "more than one" in run("compile", "--m", "1,2", "--k", "64", "--n", "64", fails=ShapeError)
-    assert "give --model" in run("compile", "--shape", "1x64x64", "--tp", "2", fails=W4Error)
+    for option in (("--tp", "2"), ("--merged",)):
+        assert "give --model" in run("compile", "--shape", "1x64x64", *option, fails=W4Error)
 
 
 def test_a_worker_that_dies_is_told_and_replaced(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 import w4gen
-from w4gen import Format, api, cache, pipeline, toolchain
+from w4gen import Format, api, binaries, cache, pipeline, toolchain
 from w4gen.codegen.render import Kernel
 from w4gen.errors import ForbiddenError, ToolchainError, W4Error
 from w4gen.formats import FAMILIES, named
@@ -205,6 +205,21 @@ def test_small_floats_and_small_groups_compile_for_few_rows(arch: str, dtype: st
     check(built("8x1536x1024", form, arch, dtype=dtype), arch)
 
 
+LONG_TABLES = [
+    *((arch, "16x12416x7240", "nf4_g64", "float16") for arch in ("sm_89", "sm_100", "sm_120")),
+    ("sm_80", "16x18944x3584", "nf4_g64", "bfloat16"),
+    ("sm_120", "16x12416x7240", "fp4", "bfloat16"),
+    ("sm_86", "16x18944x3584", "nf4_g64", "float16"),
+    ("sm_120", "8x18944x18944", "nf4_g64", "bfloat16"),
+    ("sm_86", "16x14336x4096", "nf4_g128", "bfloat16"),
+    ("sm_86", "16x25600x5120", "nf4_g128", "bfloat16"),
+    ("sm_120", "16x8192x20000", "nf4_g64", "bfloat16"),
+    ("sm_120", "16x26624x5120", "nf4_row", "bfloat16"),
+    ("sm_120", "8x28672x20000", "nf4_g64", "bfloat16"),
+]
+"""Layers whose look-ups stand one after another along a long k, or in a loop along a longer one."""
+
+
 @pytest.mark.parametrize(
     ("arch", "shape", "form", "dtype"),
     [
@@ -214,6 +229,10 @@ def test_small_floats_and_small_groups_compile_for_few_rows(arch: str, dtype: st
         ("sm_80", "1x4096x14336", "int3_g128", "float16"),
         ("sm_86", "1x4096x14336", "uint7_g128_z", "bfloat16"),
         ("gfx1100", "1x4096x8192", "uint7_g128_z", "float16"),
+        ("sm_80", "16x12416x7240", "nf4_g64", "float16"),
+        ("sm_86", "16x6144x3584", "nf4_g128", "bfloat16"),
+        ("sm_80", "100x1552x800", "q4_k", "float16"),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in LONG_TABLES),
     ],
 )
 def test_what_leaves_few_registers_does_not_spill(arch: str, shape: str, form: str, dtype: str) -> None:
@@ -269,7 +288,7 @@ def test_odd_kernels_compile_for_sm_90(shape: str, form: str, options: dict[str,
 @once
 def instructions(cubin: bytes) -> list[str]:
     """The lines of SASS of a binary; to disassemble takes as long as to compile."""
-    return toolchain.disassemble(cubin).splitlines()
+    return binaries.disassemble(cubin).splitlines()
 
 
 def sass(kernel: Kernel, arch: str = "sm_90") -> list[str]:

@@ -73,6 +73,7 @@ def test_winners_become_rows_and_are_taken_by_compiles(trials: list[Kernel]) -> 
         assert (row.device, row.sms, row.trials) == ("a GPU that is made up", 108, found.trials)
         assert row.us == 10.0 + row.schedule.warps
         assert row.rules_us == 10.0 + pick(lower(question.problem), ARCHES["sm_80"]).warps
+        assert row.rules == str(pick(lower(question.problem), ARCHES["sm_80"]))
         assert row.schedule.warps == min(kernel.schedule.warps for kernel in trials if kernel.problem == question.problem)
         assert row.triton
         assert row.date
@@ -80,6 +81,24 @@ def test_winners_become_rows_and_are_taken_by_compiles(trials: list[Kernel]) -> 
         assert pipeline.compile(question.problem, HERE).schedule == row.schedule
         assert any("it does not compile: too odd" in why for _, why in found.skipped)
     assert trials[0].schedule == pick(lower(QUESTIONS[0].problem), ARCHES["sm_80"]), "the rules' choice is timed first"
+
+
+def test_a_candidate_faster_than_the_floor_is_left_out(trials: list[Kernel], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The floor is the least of those of the launches that are tried: one that starts early may be below that of others."""
+    asked: list[bool] = []
+
+    def floor(nbytes: int, device: torch.device, overlap: bool) -> float:
+        asked.append(overlap)
+        return 10.0
+
+    monkeypatch.setattr(
+        tune, "trial", lambda kernel, m, device: lambda: 12.0 if kernel.schedule == pick(lower(kernel.problem), HERE) else 1.0
+    )
+    ((_, row, found),) = tune.tune(QUESTIONS[:1], 4.0, floor, device=CPU)
+    assert row.us == row.rules_us == 12.0
+    assert found.trials == 1
+    assert sum("1.00 us beat the floor of 10.00 us" in why for _, why in found.skipped) >= 3
+    assert set(asked) == {False}, "no kernel of sm_80 starts early"
 
 
 def test_a_second_run_goes_on_where_the_first_was_stopped(trials: list[Kernel], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +179,7 @@ def test_a_question_asked_twice_is_tuned_once(trials: list[Kernel]) -> None:
 
 
 def test_near_the_floor_no_second_candidate_is_timed(trials: list[Kernel]) -> None:
-    ((_, row, found),) = tune.tune(QUESTIONS[:1], 4.0, lambda *_: 15.0, device=CPU)
+    ((_, row, found),) = tune.tune(QUESTIONS[:1], 4.0, lambda *_: 14.0, device=CPU)
     assert found is not None
     assert row is not None
     assert row.schedule == pick(lower(QUESTIONS[0].problem), ARCHES["sm_80"])

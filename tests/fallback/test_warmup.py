@@ -11,8 +11,12 @@ import w4gen
 from w4gen import toolchain
 from w4gen.errors import ArchError
 from w4gen.ir.problem import Problem
+from w4gen.ir.types import F16
 from w4gen.pipeline import compile
-from w4gen.runtime.warmup import of_model
+from w4gen.runtime import ops
+from w4gen.runtime.linear import Linear
+from w4gen.runtime.shared import shared
+from w4gen.runtime.warmup import of_model, problems
 from w4gen.schedule.arch import ARCHES
 from w4gen.schedule.rules import bucket
 from w4gen.schedule.stored import layout_for
@@ -47,6 +51,49 @@ def test_kernels_of_gradients_are_compiled_when_asked_for(fresh_cache: Path) -> 
     arch, form = ARCHES["sm_90"], made[1].format
     sizes = {"m": bucket(300), "n": 64, "k": 128, "format": form, "layout": layout_for(form, arch, 64, 128)}
     assert all(binary.cached for binary in toolchain.build(compile(Problem(gradient=True, **sizes), arch), arch).values())
+
+
+def cold(layer: Linear, m: int, residual: bool, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether a call with m rows would have to compile on sm_90."""
+    arch = ARCHES["sm_90"]
+    monkeypatch.setattr(ops, "arch_of", lambda device: arch)
+    monkeypatch.setattr(ops, "launcher", lambda kernel, device: kernel)
+    x, n = torch.empty(m, layer.in_features, dtype=torch.float16), layer.out_features
+    layout = str(layout_for(layer.format, arch, n, layer.in_features))
+    how = str(layer.format), layout, layer.bias, layer.batch_invariant, layer.activation, residual or None
+    return not toolchain.built(ops._launch(ops.question(x, n, *how), x.device), arch)
+
+
+def test_a_batch_invariant_layer_needs_the_kernel_of_every_m(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = w4gen.Linear.from_float(torch.nn.Linear(128, 64, dtype=torch.float16), "int4_g128")
+    layer.batch_invariant = True
+    warmed = w4gen.warmup(layer, ms=(1, 16), arch="sm_90", progress=False)
+    assert (warmed.compiled, warmed.refused) == (1, ())
+    assert not any(cold(layer, m, False, monkeypatch) for m in (1, 16, 300))
+    layer.batch_invariant = False
+    assert all(cold(layer, m, False, monkeypatch) for m in (1, 16, 300))
+
+
+def test_calls_with_a_residual_are_warmed_when_asked_for(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = model()
+    made[1].activation = "silu"
+    w4gen.warmup(made, ms=(1,), arch="sm_90", residuals=True, progress=False)
+    assert not any(cold(layer, 1, residual, monkeypatch) for layer in made[1:] for residual in (False, True))
+    assert all(cold(layer, 2, True, monkeypatch) for layer in made[1:])
+
+
+def test_layers_that_are_launched_together_take_a_residual_alone() -> None:
+    layers = tuple(w4gen.Linear.from_float(torch.nn.Linear(128, 64, dtype=torch.float16), "int4_g128") for _ in range(2))
+    first, second = shared(layers)
+    found = [list(problems(each, 1, F16, ARCHES["sm_90"], False, True)) for each in (first, second)]
+    assert [[(each.n, each.residual) for each in asked] for asked in found] == 2 * [[(128, False), (64, True)]]
+
+
+def test_an_activation_comes_after_the_op_where_gradients_are_asked_for() -> None:
+    layer = w4gen.Linear.from_float(torch.nn.Linear(128, 64, dtype=torch.float16), "int4_g128")
+    layer.activation = "gelu"
+    asked = [(each.gradient, each.activation) for each in problems(layer, 1, F16, ARCHES["sm_90"], True, False)]
+    assert asked == [(False, "gelu"), (False, ""), (True, "")]
 
 
 def test_the_type_of_x_is_that_of_the_model() -> None:

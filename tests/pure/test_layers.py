@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from w4gen.errors import ShapeError
-from w4gen.layers import PRESETS, layers, read
+from w4gen.layers import PRESETS, layers, merged, read
 
 LLAMA_8B = {
     "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
@@ -61,6 +61,20 @@ def test_a_tied_head_is_no_layer_and_heads_of_k_are_those_of_q_by_default() -> N
     found = shapes({**LLAMA_8B, "tie_word_embeddings": True, "num_key_value_heads": None, "attention_bias": True})
     assert found["q_proj k_proj v_proj o_proj"] == (4096, 4096, True, 128)
     assert not any("lm_head" in names for names in found)
+
+
+@pytest.mark.parametrize(
+    ("facts", "tp", "qkv", "gate_up"),
+    [
+        (QWEN_7B, 1, (3584, 3584 + 2 * 512, True, 28), (3584, 2 * 18944, False, 28)),
+        (LLAMA_8B, 2, (4096, 2048 + 2 * 512, False, 32), (4096, 14336, False, 32)),
+    ],
+)
+def test_layers_that_are_merged_have_the_outputs_of_all(
+    facts: dict[str, Any], tp: int, qkv: tuple[int, int, bool, int], gate_up: tuple[int, int, bool, int]
+) -> None:
+    found = {"".join(layer.names): (layer.k, layer.n, layer.bias, layer.count) for layer in merged(facts, tp)}
+    assert found == {"q_proj+k_proj+v_proj": qkv, "gate_proj+up_proj": gate_up}
 
 
 @pytest.mark.parametrize(("tp", "k_proj"), [(2, 512), (8, 128), (16, 128), (32, 128)])

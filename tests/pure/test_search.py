@@ -90,6 +90,19 @@ def test_the_seconds_end_a_search_but_never_before_one_was_timed() -> None:
     assert run({0: float("nan"), 1: 1.0}, seconds=0).winner == 1
 
 
+def test_a_time_below_the_floor_is_no_time() -> None:
+    """It would be a kernel that did nothing, or a clock that is wrong; a little below is noise."""
+
+    def found(us: dict[int, float]) -> Found:
+        return search(list(us), us.__getitem__, lambda each: True, 1e9, Clock(), floor_us=1.0)
+
+    one = found({0: 2.0, 1: 0.1})
+    assert (one.winner, one.us, one.trials) == (0, 2.0, 1)
+    assert one.skipped == ((1, "0.10 us beat the floor of 1.00 us: it did not do its work, or was timed wrongly"),)
+    assert found({0: 2.0, 1: 0.98}).winner == 1
+    assert found({0: 0.1, 1: 0.2}).winner is None
+
+
 def test_near_the_floor_a_search_ends() -> None:
     us = {0: 5.0, 1: 3.1, 2: 2.0}
     assert [search(list(us), us.__getitem__, bool_of, 1e9, Clock(), floor_us=floor).trials for floor in (1.0, 3.0, 4.9)] == [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from w4gen import tuned
 from w4gen.api import problem_of
 from w4gen.cli import cli
 from w4gen.ir.lower import lower
@@ -23,6 +25,7 @@ from w4gen.schedule.rules import pick
 from w4gen.schedule.schedule import Schedule
 from w4gen.schedule.space import ALIKE, candidates, shortlist, space
 from w4gen.schedule.stored import layout_for
+from w4gen.toolchain import version
 
 H200 = ARCHES["sm_90"]
 RESULTS = Path(__file__).parent.parent.parent / "docs" / "results"
@@ -182,6 +185,35 @@ def test_explain_shows_candidates_and_why_they_lost() -> None:
     words = CliRunner().invoke(cli, ["explain", "--shape", "8x4096x4096", "--arch", "sm_90"]).output
     assert "candidates" in words
     assert f"{facts['legal']} of {facts['tried']} schedules are legal" in words
+
+
+@pytest.mark.parametrize(
+    ("timed", "who"),
+    [(False, "the rules, which were fitted to timings, chose otherwise"), (True, "that one was found by timing")],
+)
+def test_explain_says_why_what_the_model_has_faster_is_not_taken(timed: bool, who: str, fresh_cache: Path) -> None:
+    shape, problem = "1x4096x14336", problem_of(m=1, n=14336, k=4096)
+    if timed:
+        tuned.save("sm_90", [tuned.Row(question=tuned.question(problem), schedule=pick(lower(problem), H200), triton=version())])
+    facts = json.loads(CliRunner().invoke(cli, ["explain", "--shape", shape, "--arch", "sm_90", "--all", "--json"]).output)
+    own, *others = facts["candidates"]
+    legal = [each for each in others if each["us"]]
+    faster = [each for each in legal if round(each["us"] / own["us"], 2) < 1]
+    assert 0 < len(faster) < len(legal)
+    assert all(each["why"].endswith(f"the model has it faster, but {who}") for each in faster)
+    assert not any(who in each["why"] for each in legal if each not in faster)
+
+
+def test_explain_names_one_bottleneck(fresh_cache: Path) -> None:
+    ask = ["explain", "--shape", "1x4096x14336", "--arch", "sm_90"]
+    facts = json.loads(CliRunner().invoke(cli, [*ask, "--json"]).output)
+    assert facts["candidates"][0]["bound_by"] == facts["bottleneck"] == "lanes"
+    assert facts["candidates"][0]["us"] == facts["predicted_us"]
+    other = next(each for each in facts["others"] if each["change"] == "template=gemm unit=mma")
+    words = CliRunner().invoke(cli, ask).output
+    assert f"bound by  lanes: a model predicts {facts['predicted_us']:.2f} us" in words
+    assert re.fullmatch(r"predicted \d+\.\d\d us, bound by \w+", other["why"])
+    assert "slowest" not in words
 
 
 def test_a_gradient_has_tiles_of_any_height() -> None:

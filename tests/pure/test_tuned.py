@@ -11,14 +11,16 @@ import pytest
 from click.testing import CliRunner
 
 import w4gen
-from w4gen import toolchain, tuned
+from w4gen import paths, toolchain, tuned
 from w4gen.api import problem_of
 from w4gen.bench import report
 from w4gen.cli import cli
 from w4gen.errors import CacheError
 from w4gen.formats import named
+from w4gen.ir.lower import lower
 from w4gen.ir.types import BF16
 from w4gen.schedule.arch import ARCHES
+from w4gen.schedule.rules import pick
 from w4gen.schedule.schedule import Schedule
 from w4gen.tuned import Row
 
@@ -28,6 +30,7 @@ ROW = Row(
     question=tuned.question(PROBLEM), schedule=HALF, device="NVIDIA H200", sms=132, us=2.5, floor_us=2.0, trials=30,
     date="2026-11-30", triton="3.6.0", w4gen="0.1.0", text="ab",
 )  # fmt: skip
+OTHER = replace(ROW, question=tuned.question(problem_of(m=8, n=256, k=1536)))
 
 
 def test_rows_are_readable_json_and_come_back(tmp_path: Path) -> None:
@@ -96,7 +99,7 @@ def test_of_two_rows_the_newer_counts_then_that_of_more_trials_then_the_first() 
 def test_merge_and_diff_on_the_command_line(fresh_cache: Path, tmp_path: Path) -> None:
     ours, theirs = tmp_path / "a" / "sm_90.json", tmp_path / "b" / "sm_90.json"
     changed = replace(ROW, schedule=replace(HALF, warps=4), date="2026-12-01", us=2.25)
-    for path, rows in ((ours, [ROW]), (theirs, [changed, replace(ROW, question="q")])):
+    for path, rows in ((ours, [ROW]), (theirs, [changed, OTHER])):
         path.parent.mkdir()
         path.write_bytes(tuned.dump(rows))
     run = CliRunner()
@@ -111,7 +114,56 @@ def test_merge_and_diff_on_the_command_line(fresh_cache: Path, tmp_path: Path) -
     told = run.invoke(cli, ["cache", "merge", str(ours), str(theirs)]).output
     assert "1 row of" in told
     assert "2 rows of" in told
-    assert set(tuned.load(tuned.path_of("sm_90"))) == {changed, replace(ROW, question="q")}
+    assert set(tuned.load(tuned.path_of("sm_90"))) == {changed, OTHER}
+
+
+def test_rows_are_merged_into_the_file_of_an_arch(fresh_cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_bytes(tuned.dump([ROW]))
+    done = CliRunner().invoke(cli, ["cache", "merge", str(tmp_path / "rows.json")], standalone_mode=False)
+    with pytest.raises(CacheError, match=r"rows.json is not called ARCH.json"):
+        raise done.exception
+    assert not fresh_cache.exists() or not list(fresh_cache.rglob("*.json"))
+
+
+ODD = {
+    "us": ({"us": float("nan")}, "us=nan of the row 'm=1..1 n=256"),
+    "floor_us": ({"floor_us": float("inf")}, "floor_us=inf of the row"),
+    "trials": ({"trials": -1}, "trials=-1 of the row"),
+    "schedule": ({"schedule": f"{HALF} clusters=2"}, "cannot read 'clusters=2' of a schedule"),
+    "question": ({"question": "nonsense"}, "'nonsense' is not the question of a row"),
+}
+"""What a row may say that is of no use here, and what is told of it."""
+
+
+def odd_file(folder: Path) -> Path:
+    """A file with a row, and such rows."""
+    rows = [ROW.facts(), *(ROW.facts() | changes for changes, _ in ODD.values())]
+    (folder / "sm_90.json").write_text(json.dumps({"rows": rows}))
+    return folder / "sm_90.json"
+
+
+def test_a_row_of_no_use_does_not_take_others_with_it(fresh_cache: Path, tmp_path: Path) -> None:
+    told = CliRunner().invoke(cli, ["cache", "merge", str(odd_file(tmp_path))]).output
+    assert "1 row of" in told
+    assert all(f"skipped: {why}" in told for _, why in ODD.values())
+    assert tuned.load(tuned.path_of("sm_90")) == (ROW,)
+    figures = json.loads(CliRunner().invoke(cli, ["cache", "rules", str(tmp_path / "sm_90.json"), "--json"]).output)
+    assert (figures["fitted"], figures["unreadable"]) == (1, len(ODD))
+
+
+def test_rows_of_another_version_stay_in_the_file_and_are_told_once(fresh_cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tuned.path_of("sm_90")
+    path.parent.mkdir(parents=True)
+    newer = ROW.facts() | ODD["schedule"][0]
+    path.write_text(json.dumps({"rows": [newer, OTHER.facts()]}))
+    with caplog.at_level("WARNING", "w4gen"):
+        for _ in range(2):
+            assert tuned.tuned(PROBLEM, ARCHES["sm_90"]) is None
+    (record,) = caplog.records
+    assert f"{path}: rows passed over: 1, the first as cannot read 'clusters=2'" in record.getMessage()
+    tuned.save("sm_90", [ROW])
+    assert tuned.tuned(PROBLEM, ARCHES["sm_90"]) == ROW
+    assert newer in json.loads(path.read_text())["rows"]
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff", b'{"rows": {}}', b'{"rows": [{"question": "q"}]}', b"[" * 99_999])
@@ -145,13 +197,22 @@ def test_the_doctor_counts_rows_and_the_old_ones(fresh_cache: Path) -> None:
     assert told["tuned rows"][0] == "3 rows, 1 timed with another Triton"
 
 
+def timed(n: int, k: int, us: float, rules_us: float, m: int = 1) -> Row:
+    """A row of a search in which the rules' choice of today was timed too."""
+    problem = problem_of(m=m, n=n, k=k)
+    rules = str(pick(lower(problem), ARCHES["sm_90"]))
+    return replace(ROW, question=tuned.question(problem), us=us, rules=rules, rules_us=rules_us, floor_us=1.0)
+
+
 def test_a_report_says_how_far_the_rules_are_from_what_was_found(tmp_path: Path) -> None:
-    rows = [replace(ROW, us=2.0, rules_us=2.0, floor_us=1.0)]
-    rows.append(replace(ROW, question=tuned.question(problem_of(m=1, n=512, k=1536)), us=2.0, rules_us=8.0, floor_us=1.0))
+    rows = [timed(256, 1536, 2.0, 2.0), timed(512, 1536, 2.0, 8.0)]
     (tmp_path / "sm_90.json").write_bytes(tuned.dump(rows))
     told = report.tuned_rows(tmp_path / "sm_90.json")
     assert told.startswith("## Tuned rows of sm_90\n\nNVIDIA H200, Triton 3.6.0\n")
     assert told.endswith("| int4_g128 | 1…1 | 2 | 2.000 | 4.00 | 50% | 60 |")
+    (tmp_path / "sm_90.json").write_bytes(tuned.dump([rows[0], replace(rows[1], rules=str(HALF))]))
+    told = report.tuned_rows(tmp_path / "sm_90.json")
+    assert told.endswith("| int4_g128 | 1…1 | 2 | 1.000 | 1.00 | 50% | 60 |"), "the rules have changed since"
 
 
 @pytest.mark.parametrize(
@@ -169,12 +230,14 @@ def test_a_question_that_is_none_is_refused() -> None:
 
 
 def test_the_rules_are_compared_with_what_was_found_over_layers_they_were_not_fitted_to(tmp_path: Path) -> None:
-    def row(n: int, k: int, us: float, rules_us: float, m: int = 1) -> Row:
-        return replace(ROW, question=tuned.question(problem_of(m=m, n=n, k=k)), us=us, rules_us=rules_us)
-
-    new = [row(3584, 3584, 2.0, 2.0), row(512, 3584, 1.0, 1.21), row(18944, 3584, 10.0, 10.0, m=8), row(64, 3584, 1.0, 0.0)]
+    new = [
+        timed(3584, 3584, 2.0, 2.0),
+        timed(512, 3584, 1.0, 1.21),
+        timed(18944, 3584, 10.0, 10.0, m=8),
+        timed(64, 3584, 1.0, 0.0),
+    ]
     path = tmp_path / "sm_90.json"
-    path.write_bytes(tuned.dump([*new, row(4096, 4096, 1.0, 9.0)]))  # the last is one that the rules were fitted to
+    path.write_bytes(tuned.dump([*new, timed(4096, 4096, 1.0, 9.0)]))  # the last is one that the rules were fitted to
     told = json.loads(CliRunner().invoke(cli, ["cache", "rules", str(path), "--json"]).output)
     every, one, eight = told["groups"]
     assert (every["rows"], every["layers"], told["fitted"], told["untimed"]) == ("all", 3, 1, 1)
@@ -184,9 +247,35 @@ def test_the_rules_are_compared_with_what_was_found_over_layers_they_were_not_fi
     assert (eight["rows"], eight["worst"]) == ("int4_g128 M=2..8", 1.0)
     said = CliRunner().invoke(cli, ["cache", "rules", str(path), "--fitted"]).output
     assert "9.000" in said
-    assert "left out: 0 of layers that the rules were fitted to, 1 without a time of theirs" in said
+    assert "left out: 0 of layers that the rules were fitted to, 0 timed against" in said
+    assert "1 without a time of theirs" in said
     path.write_bytes(tuned.dump([]))
     assert "nan" in CliRunner().invoke(cli, ["cache", "rules", str(path)]).output
+
+
+def test_a_row_counts_for_the_rules_while_they_choose_what_it_timed(tmp_path: Path) -> None:
+    """A row of a version that did not tell their choice says nothing of them either."""
+    path = tmp_path / "sm_90.json"
+    kept, old = timed(3584, 3584, 2.0, 2.2), timed(512, 3584, 1.0, 9.0)
+    facts = [each.facts() for each in (kept, replace(old, rules=f"{old.rules} ring=3"), timed(64, 3584, 1.0, 9.0))]
+    del facts[2]["rules"]
+    path.write_text(json.dumps({"rows": facts}))
+    told = json.loads(CliRunner().invoke(cli, ["cache", "rules", str(path), "--json"]).output)
+    assert (told["changed"], told["groups"][0]["layers"]) == (2, 1)
+    assert told["groups"][0]["worst"] == pytest.approx(1.1)
+
+
+def test_rules_are_of_an_arch(tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_bytes(tuned.dump([ROW]))
+    done = CliRunner().invoke(cli, ["cache", "rules", str(tmp_path / "rows.json")], standalone_mode=False)
+    with pytest.raises(CacheError, match=r"rows.json is not called ARCH.json \(unknown arch 'rows'"):
+        raise done.exception
+
+
+def test_shipped_rows_say_what_the_rules_chose() -> None:
+    for path in sorted((paths.CHECKOUT / "cache/tuned").glob("*.json")):
+        for row in tuned.load(path):
+            assert (row.rules == str(row.schedule)) == (row.rules_us == row.us), "the first of equals wins: the rules' choice"
 
 
 def test_explain_says_that_a_schedule_was_timed(fresh_cache: Path) -> None:

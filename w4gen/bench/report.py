@@ -12,7 +12,7 @@ from typing import Any
 from w4gen.bench.noise import impossible, too_fast
 from w4gen.bench.results import where
 from w4gen.paths import CHECKOUT
-from w4gen.tuned import Row, load, problem
+from w4gen.tuned import Row, arch_of, current, load, problem
 
 INTRO = """# Performance
 
@@ -273,19 +273,20 @@ def told(facts: Mapping[str, Any], name: str) -> str:
 
 
 TUNED = """Rows of `w4gen tune` that come with the package. *rules* is the time of the rules' choice over that of the fastest that
-was found, both from one search: the geometric mean, and the worst. *% of floor* is the geometric mean of what was found."""
+was found, both from one search: the geometric mean, and the worst, of those whose rules' choice is still the one that was timed.
+*% of floor* is the geometric mean of what was found."""
 
 
 def tuned_rows(path: Path) -> str:
     """What tuning found for an arch, by format and bucket."""
-    groups: dict[tuple[str, int, str], list[Row]] = {}
+    groups, arch = dict[tuple[str, int, str], list[Row]](), arch_of(path)
     for row in load(path):
         asked = problem(row.question)
         low, high = asked.m
         groups.setdefault((asked.format.label, low, f"{low}…{high}"), []).append(row)
     lines = ["| format | M | layers | rules, mean | rules, worst | % of floor | trials |", "|---|---|---|---|---|---|---|"]
     for (label, _, rows_of_x), rows in sorted(groups.items()):
-        rules = [row.rules_ratio for row in rows if row.rules_us] or [math.nan]
+        rules = [row.rules_ratio for row in rows if row.rules_us and current(row, arch)] or [math.nan]
         floors = [row.floor_us / row.us for row in rows if row.floor_us] or [math.nan]
         figures = (
             f"{geometric_mean(rules):.3f} | {max(rules):.2f} | {geometric_mean(floors):.0%} | {sum(row.trials for row in rows)}"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,9 @@ from w4gen import __version__, ahead, api, bundle, cache, knobs, paths, toolchai
 from w4gen.ahead import Ask, Done
 from w4gen.commands.question import count, detected, load_format, numbers, of_models, tell
 from w4gen.errors import CacheError, W4Error
-from w4gen.ir.problem import Problem
+from w4gen.ir.problem import PAIRED, Problem
 from w4gen.ir.types import Format
-from w4gen.layers import Layer, layers, read
+from w4gen.layers import GATE_UP, Layer, layers, merged, read
 from w4gen.progress import tracked
 from w4gen.schedule import arch as arches
 
@@ -25,19 +27,27 @@ NEEDED = ("json", "facts", "cubin", "hsaco")
 """The files of a binary that a launch needs."""
 
 
-def of_model(model: Path, tp: str, m: str, form: str | Format, dtype: str) -> dict[Problem, tuple[Layer, int]]:
-    """The problems of a model, one for each layer and bucket, with the layer and the rows of x that ask it."""
+def of_model(
+    model: Path, tp: str, m: str, form: str | Format, dtype: str, together: bool = False
+) -> dict[Problem, tuple[Layer, int]]:
+    """The problems of a model, one for each layer and bucket, with the layer and the rows of x that ask it.
+
+    With `together` those of `w4gen.merge` too, of gate and up as they are and with the activation between them.
+    """
     facts = read(model)
     found: dict[Problem, tuple[Layer, int]] = {}
-    for share in numbers(tp, "tp"):
-        for layer in layers(facts, share):
-            for rows in numbers(m, "m"):
-                problem = api.problem_of(m=rows, n=layer.n, k=layer.k, format=form, dtype_name=dtype, bias=layer.bias)
-                found.setdefault(problem, (layer, rows))
+    for share, rows in itertools.product(numbers(tp, "tp"), numbers(m, "m")):
+        for layer in [*layers(facts, share), *(merged(facts, share) if together else [])]:
+            problem = api.problem_of(m=rows, n=layer.n, k=layer.k, format=form, dtype_name=dtype, bias=layer.bias)
+            found.setdefault(problem, (layer, rows))
+            if layer.names == ("+".join(GATE_UP),):
+                found.setdefault(replace(problem, activation=PAIRED), (layer, rows))
     return found
 
 
-def bundled(model: Path, tp: str, kinds: list[str], out: Path | None, as_json: bool, **options: Any) -> None:
+def bundled(
+    model: Path, tp: str, kinds: list[str], out: Path | None, as_json: bool, together: bool = False, **options: Any
+) -> None:
     """Compile the layers of a model for every M and arch that is named, and write the bundle `out`; exit with 1 if any failed."""
     if out is None or out.suffix != paths.BUNDLE:
         raise W4Error("a model is compiled into a bundle: give --out FILE.w4g")
@@ -46,7 +56,7 @@ def bundled(model: Path, tp: str, kinds: list[str], out: Path | None, as_json: b
     of_models(options)
     archs = [arches.arch(name) for name in (options["arch"] or knobs.ARCH.read() or detected()).split(",")]
     form, start = load_format(options["format_name"]), time.perf_counter()
-    problems = of_model(model, tp, options["m"] or "1,16,256", form, options["dtype"])
+    problems = of_model(model, tp, options["m"] or "1,16,256", form, options["dtype"], together)
     asks = [Ask(problem, arch) for arch in archs for problem in problems]
     found = list(dict.fromkeys(layer for layer, _ in problems.values()))
     done = list(tracked(ahead.compiled(asks), len(asks), "compiling"))
@@ -100,7 +110,12 @@ def packed(asks: Iterable[Ask], kinds: Iterable[str]) -> dict[str, bytes]:
 
 
 def imported(path: Path, contents: Mapping[str, bytes]) -> dict[str, int]:
-    """Put what a bundle holds into the cache. Raises `CacheError` before anything is written where a part of it is damaged."""
+    """Put what a bundle holds into the cache.
+
+    Raises `CacheError` before anything is written where a part of it is damaged, or another Triton made it.
+    """
+    if wrong := bundle.foreign(contents, toolchain.version()):
+        raise CacheError(f"{path} {wrong}, or import it where that Triton is")
     entries = {match[1]: match[2] for name in contents if (match := re.fullmatch(r"(kernels/(\w+)/\w+)/sums\.json", name))}
     binaries = {where: cache.whole(lambda name, where=where: contents[f"{where}/{name}"]) for where in entries}  # type: ignore[misc]
     texts = {name: contents.get(f"kernels/{name}/kernel.py", b"").decode(errors="replace") for name in entries.values()}

@@ -15,6 +15,7 @@ from w4gen import cache as store
 from w4gen.commands.bundle import imported
 from w4gen.commands.question import as_json, count, table, tell
 from w4gen.errors import W4Error
+from w4gen.ir.problem import Problem
 from w4gen.layers import LAYERS
 
 
@@ -117,14 +118,25 @@ def import_command(as_json: bool, path: Path) -> None:
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 def merge(as_json: bool, files: tuple[Path, ...]) -> None:
     """Take tuned rows from files called ARCH.json into the cache; of two rows for one question the newer counts."""
-    rows = {path: tuned.load(path) for path in files}
-    written = [tuned.save(path.stem, each) for path, each in rows.items()]
-    facts = [{"from": str(path), "rows": len(rows[path]), "into": str(into)} for path, into in zip(files, written, strict=True)]
+    read = [(path, tuned.arch_of(path).name, *readable(path)) for path in files]
+    facts = [
+        {"from": str(path), "rows": len(rows), "skipped": skipped, "into": str(tuned.save(name, rows))}
+        for path, name, rows, skipped in read
+    ]
     if as_json:
         tell(facts)
         return
     for each in facts:
         click.echo(f"{count(each['rows'], 'row')} of {each['from']} into {each['into']}")
+        for why in each["skipped"]:
+            click.echo(f"  skipped: {why}")
+
+
+def readable(path: Path) -> tuple[dict[tuned.Row, Problem], list[str]]:
+    """The rows of a file with the problems that they answer, and why others are of no use here."""
+    held = tuned.opened(path)
+    found, refused = tuned.answers(held.rows)
+    return found, [*held.why, *refused]
 
 
 @cache.command()
@@ -158,22 +170,32 @@ def difference(a: tuned.Row | None, b: tuned.Row | None) -> list[str]:
 def rules(as_json: bool, files: tuple[Path, ...], fitted: bool) -> None:
     """Show how far the rules' choice is from the fastest that tuning found, over layers that the rules were never fitted to.
 
-    Both were timed in one search: the geometric mean, and the worst, of the one time over the other.
+    Both were timed in one search: the geometric mean, and the worst, of the one time over the other. Files are called ARCH.json.
     """
-    rows = [row for path in files for row in tuned.load(path)]
-    asked = {row: tuned.problem(row.question) for row in rows}
-    new = [row for row in rows if fitted or (asked[row].k, asked[row].n) not in LAYERS]
-    groups: dict[str, list[tuned.Row]] = {"all": new}
-    for row in sorted(new, key=lambda row: asked[row].m):
+    read = [(tuned.arch_of(path), *readable(path)) for path in files]
+    archs = {row: arch for arch, rows, _ in read for row in rows}
+    asked = {row: problem for _, rows, _ in read for row, problem in rows.items()}
+    new = [row for row in archs if fitted or (asked[row].k, asked[row].n) not in LAYERS]
+    told = [row for row in new if tuned.current(row, archs[row])]
+    groups: dict[str, list[tuned.Row]] = {"all": told}
+    for row in sorted(told, key=lambda row: asked[row].m):
         groups.setdefault("{0} M={1.m[0]}..{1.m[1]}".format(asked[row].format.label, asked[row]), []).append(row)
     facts = [{"rows": name} | behind(each) for name, each in groups.items()]
-    left = {"fitted": len(rows) - len(new), "untimed": sum(not row.rules_us for row in new)}
+    left = {
+        "fitted": len(archs) - len(new),
+        "changed": len(new) - len(told),
+        "untimed": sum(not row.rules_us for row in told),
+        "unreadable": sum(len(skipped) for *_, skipped in read),
+    }
     if as_json:
         tell({"groups": facts} | left)
         return
     cells = [(each["rows"], str(each["layers"]), f"{each['mean']:.3f}", f"{each['worst']:.3f}", each["at"]) for each in facts]
     table("rows", "layers", "mean", "worst", "at", rows=cells)
-    click.echo(f"left out: {left['fitted']} of layers that the rules were fitted to, {left['untimed']} without a time of theirs")
+    click.echo(
+        f"left out: {left['fitted']} of layers that the rules were fitted to, {left['changed']} timed against a choice that is "
+        f"not theirs now or is not told, {left['untimed']} without a time of theirs, {left['unreadable']} that cannot be read"
+    )
 
 
 def behind(rows: Sequence[tuned.Row]) -> dict[str, Any]:

@@ -41,6 +41,7 @@ KINDS = ("py", "ptx", "sass", "cubin", "amdgcn", "hsaco")
     "--model", type=click.Path(path_type=Path), help="config.json or a preset: compile all linear layers of a model into a bundle"
 )
 @click.option("--tp", help="with --model: shards of tensor parallelism, one or several, as in 1,2,4")
+@click.option("--merged", is_flag=True, help="with --model: also what w4gen.merge launches as one, gated or not")
 @click.option("--emit", default="", help=f"comma-separated, printed or with --out written: {', '.join(KINDS)}")
 @click.option("--out", type=click.Path(path_type=Path), help="folder for what --emit names; with --model the bundle, FILE.w4g")
 @click.option(
@@ -55,6 +56,7 @@ def compile_command(
     templates: Path | None,
     model: Path | None,
     tp: str | None,
+    merged: bool,
     **options: Any,
 ) -> None:
     """Compile one linear layer to a kernel, or those of a model to a bundle; no GPU is needed."""
@@ -64,9 +66,9 @@ def compile_command(
     if model is not None:
         if schedule or templates is not None:
             raise W4Error("--schedule and --templates change one kernel, not those of a model: give them with --shape")
-        return bundled(model, tp or "1", kinds, out, as_json, **options)
-    if tp:
-        raise W4Error("--tp shares out the layers of a model: give --model config.json with it")
+        return bundled(model, tp or "1", kinds, out, as_json, merged, **options)
+    if tp or merged:
+        raise W4Error("--tp shares out the layers of a model, --merged puts some together: give --model config.json with them")
     binaries = sorted({"cubin", "hsaco"} & set(kinds))
     if binaries and out is None:
         raise W4Error(f"--emit {binaries[0]} is binary: give --out FOLDER to write it to")

@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from w4gen import __version__, cache, knobs, toolchain, tuned
+from w4gen import __version__, bundle, cache, knobs, paths, toolchain, tuned
 from w4gen.commands.question import as_json, count, detected, table, tell
 from w4gen.errors import W4Error
 from w4gen.schedule.arch import ARCHES, arch
@@ -29,6 +29,22 @@ def rows() -> str:
     found = [row for name in ARCHES for rows in tuned.sources(name) for row in rows]
     old = sum(row.triton not in ("", toolchain.version()) for row in found)
     return f"{count(len(found), 'row')}, {old} timed with another Triton"
+
+
+def bundled() -> str:
+    """What the bundle in use holds, and whether it is of use here."""
+    path = paths.bundle()
+    if path is None:
+        return "none"
+    try:
+        contents = bundle.read(path)
+    except W4Error as error:
+        return str(error)
+    facts, wrong = bundle.facts(contents), bundle.foreign(contents, toolchain.version())
+    archs = sorted(name.removeprefix("tuned/").removesuffix(".json") for name in contents if name.startswith("tuned/"))
+    rows = f", tuned rows of {', '.join(archs)}" if archs else ""
+    holds = f"{path}: {count(sum(name.endswith('/kernel.py') for name in contents), 'kernel')}{rows}"
+    return f"{holds}; it {wrong}" if wrong else f"{holds}, made with Triton {facts['triton']}"
 
 
 def told(knob: knobs.Knob) -> str:
@@ -63,6 +79,7 @@ def diagnosis() -> dict[str, tuple[str, str]]:
         "gpu": (detected(), "running kernels (portable: no GPU here)"),
         "gcc": (shutil.which("gcc") or shutil.which("cc") or "missing", "launching kernels (Triton builds its launcher)"),
         "cache": (f"{cache.kernels()} ({count(len(cache.entries()), 'kernel')})", "starting without compiling"),
+        "bundle": (bundled(), "starting without compiling, from one file (W4GEN_CACHE=FILE.w4g)"),
         "tuned rows": (rows(), "the fastest schedules that were found"),
         **{knob.name: (told(knob), knob.sentence) for knob in knobs.ALL},
     }

@@ -168,6 +168,11 @@ class Format:
         return self.zero_mode == "minimum"
 
     @property
+    def nested(self) -> bool:
+        """Whether both scales and zeros are of a format."""
+        return isinstance(self.scale, Format) and isinstance(self.zero, Format)
+
+    @property
     def suffixes(self) -> list[str]:
         """What `label` adds to the name: the group, the mode of the zero, the type of the scale."""
         mode = [suffix for suffix, mode in ZERO_SUFFIXES.items() if mode == self.zero_mode]

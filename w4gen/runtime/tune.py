@@ -163,8 +163,7 @@ def tune(
 
 def known(problem: Problem, arch: Arch) -> bool:
     """Whether a row of this very device answers, timed with this Triton."""
-    row = tuned.tuned(problem, arch)
-    return row is not None and row.device == arch.device and row.triton == toolchain.version()
+    return ((row := tuned.tuned(problem, arch)) and (row.device, row.triton)) == (arch.device, toolchain.version())
 
 
 def ready(ask: Ask, stream: Iterator[Done], finished: dict[Ask, Done]) -> Done:
@@ -181,7 +180,7 @@ def answered(
     """The row of a question, written, and what its search came to; neither where memory ran out, which leaves it to the rules."""
     try:
         found = searched(plan, seconds, device, floor, compiled, at)
-        row = None if found.winner is None else kept(plan.asks[found.winner], found, floor, device)
+        row = None if found.winner is None else kept(plan.asks[found.winner], found, floor, device, text(plan.asks[0]).schedule)
     except torch.cuda.OutOfMemoryError as error:
         log.warning("%s is left to the rules: %s", plan.question.problem, str(error).splitlines()[0])
         cold.cache_clear()
@@ -214,7 +213,8 @@ def searched(
 
     at(At(plan.question))
     compiled(plan.asks[0])  # the others are compiled while the floor is measured
-    least = bound(text(plan.asks[0]), floor, device)
+    early = {bool(ask.schedule and ask.schedule.overlap) for ask in plan.asks}
+    least = min(bound(text(plan.asks[0]), floor, device, each) for each in early)
     return search(range(len(plan.asks)), timed, accepted, seconds, time.perf_counter, plan.predicted, least)
 
 
@@ -292,14 +292,14 @@ def right(kernel: Kernel, device: torch.device) -> bool:
     return check(kernel, REPEATS, timed=False, w=copies_of(kernel, device)[0]).passed
 
 
-def bound(kernel: Kernel, floor: Floor, device: torch.device) -> float:
-    """Microseconds of only reading the weight that a kernel reads, launched as it is."""
+def bound(kernel: Kernel, floor: Floor, device: torch.device, early: bool) -> float:
+    """Microseconds of only reading the weight that a kernel reads, launched early or not."""
     nbytes = sum(size for name, size in bytes_moved(kernel.program, 1).items() if name in kernel.program.kept)
-    return floor(nbytes, device, bool(kernel.schedule.overlap))
+    return floor(nbytes, device, early)
 
 
-def kept(ask: Ask, found: Found, floor: Floor, device: torch.device) -> Row:
-    """The row of a winner, written."""
+def kept(ask: Ask, found: Found, floor: Floor, device: torch.device, rules: Schedule) -> Row:
+    """The row of a winner, written, with what the rules chose."""
     kernel, arch = text(ask), ask.arch
     row = Row(
         question=tuned.question(ask.problem),
@@ -307,8 +307,9 @@ def kept(ask: Ask, found: Found, floor: Floor, device: torch.device) -> Row:
         device=arch.device,
         sms=arch.device_sms,
         us=round(found.us, 3),
+        rules=str(rules),
         rules_us=round(found.first_us, 3),
-        floor_us=round(bound(kernel, floor, device), 3),
+        floor_us=round(bound(kernel, floor, device, bool(kernel.schedule.overlap)), 3),
         trials=found.trials,
         date=datetime.date.today().isoformat(),
         triton=toolchain.version(),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from w4gen import ahead, knobs
 from w4gen.errors import ArchError
-from w4gen.ir.problem import Problem
+from w4gen.ir.problem import EVERY, PAIRED, Problem
+from w4gen.ir.types import DType
 from w4gen.progress import tracked
 from w4gen.runtime import dtypes
 from w4gen.runtime.launch import arch_of
@@ -44,35 +46,48 @@ def warmup(
     workers: int = 0,
     progress: bool = True,
     gradients: bool = False,
+    residuals: bool = False,
 ) -> Warmed:
     """Compile what the layers of `model` need for calls with `ms` rows, each kernel once, side by side in processes.
 
     Every M shares its kernel with the others of its bucket. dtype: of x (default: that of the model's parameters) · arch: what to
-    compile for, with no GPU, in place of the GPU that the layers are on · gradients:
-    what the backward pass needs too. Raises `ArchError` where neither is there.
+    compile for, with no GPU, in place of the GPU that the layers are on · gradients, residuals: what the backward pass needs too,
+    and calls with a residual. Raises `ArchError` where neither is there.
     """
     start, x = time.perf_counter(), dtypes.of(torch.empty(0, dtype=dtype or of_model(model)), "x")
-    asks = []
-    for layer in (each.launched for each in model.modules() if isinstance(each, Linear)):
-        target = target_of(layer, arch)
-        layout = layer.layout if layer.codes.is_cuda else layout_for(layer.format, target, layer.out_features, layer.in_features)
-        asks += [
-            ahead.Ask(
-                Problem(
-                    m=bucket(m), n=layer.out_features, k=layer.in_features, format=layer.format, layout=layout,
-                    x=x, y=x, bias=layer.bias is not None and not gradient, gradient=gradient,
-                    activation="" if gradient else layer.activation,
-                ),
-                target,
-            )
-            for m in ms
-            for gradient in ([False, True] if gradients else [False])
-        ]  # fmt: skip
+    asks = [
+        ahead.Ask(problem, target)
+        for layer in model.modules()
+        if isinstance(layer, Linear)
+        for target in (target_of(layer, arch),)
+        for m in ms
+        for problem in problems(layer, m, x, target, gradients, residuals)
+    ]
     asks = list(dict.fromkeys(asks))
     done = list(tracked(ahead.compiled(asks, workers), len(asks), "compiling", progress))
     made = [each for each in done if not each.error]
     found = sum(each.cached for each in made)
     return Warmed(len(made) - found, found, time.perf_counter() - start, tuple(each.error for each in done if each.error))
+
+
+def problems(layer: Linear, m: int, x: DType, arch: Arch, gradients: bool, residuals: bool) -> Iterator[Problem]:
+    """What calls of a layer with m rows ask: together with the layers that it is launched with, but for a residual.
+
+    Where gradients are asked for, an activation comes after the op.
+    """
+    rows, activation = EVERY if layer.batch_invariant else bucket(m), layer.activation
+
+    def of(held: Linear, rows: tuple[int, int], **more: Any) -> Problem:
+        n, k = held.out_features, held.in_features
+        layout = held.layout if held.codes.is_cuda else layout_for(held.format, arch, n, k)
+        return Problem(m=rows, n=n, k=k, format=held.format, layout=layout, x=x, y=x, **more)
+
+    yield of(layer.launched, rows, bias=layer.bias is not None, activation=activation)
+    if residuals and activation != PAIRED:
+        yield of(layer, rows, bias=layer.bias is not None, activation=activation, residual=True)
+    if gradients:
+        yield of(layer.launched, rows, bias=layer.bias is not None)
+        yield of(layer.launched, bucket(m), gradient=True)
 
 
 def of_model(model: torch.nn.Module) -> torch.dtype:

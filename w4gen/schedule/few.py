@@ -16,6 +16,12 @@ from w4gen.schedule.stored import steps
 SHARED = 48 * 1024
 """Bytes of shared memory that a program may declare in its text; what Triton allocates comes on top."""
 
+LONG, LOOPED = 8192, 26 * 1024
+"""The k along which look-ups, one after another, leave registers for one tile alone; and from which on their steps are a loop."""
+
+WIDE = 16384
+"""Outputs from which on a program that looks up has pairs of blocks for two tiles too."""
+
 SMALL = 2**22
 """Weights of a layer at most, where each program of 16 outputs may read all of 32 rows of x."""
 
@@ -93,11 +99,12 @@ def _on_matrix_cores(problem: Problem, layout: Layout, arch: Arch, step: Step) -
     ragged = looked_up and k % step.k > 0
     # registers: wgmma's archs have them for more tiles; masks along k beside a look-up take some, as do several scales of a step
     scarce = "wgmma" not in arch.features
-    narrow = scarce and (ragged or not (step.single or step.halved))
+    narrow = scarce and (ragged or (looked_up and _crowded(n, k, step)) or not (step.single or step.halved))
     most = 32 if not scarce and (_plain(form, step) or step.cut) else 8 if narrow else 16
     tiles, turns = -(-min(problem.m[1], most) // 8), -(-k // step.k)
-    paired = n >= (16384 if looked_up and tiles > 1 else 8192) and not (ragged and tiles > 1)
+    paired = n >= (WIDE if looked_up and tiles > 1 else 8192) and not (ragged and tiles > 1)
     rows = 2 if paired and layout.size("n") % 32 == 0 else 1
+    free = not looked_up or (ragged if tiles > 1 else scarce and k > LONG)  # of a bound, which makes these spill
     room = SHARED - (128 * 4**form.bits if looked_up else 0)
     wanted = 8 if (looked_up or n < 16 * rows * 2 * arch.sms) and k >= 4096 else 4
     warps = next(each for each in (8, 4, 2, 1) if each <= wanted and 2 * each * tiles * 1024 <= room)
@@ -111,14 +118,19 @@ def _on_matrix_cores(problem: Problem, layout: Layout, arch: Arch, step: Step) -
         warps=warps,
         stages=2 if turns > 3 * warps else 3,
         ring=min(8, room // (warps * tiles * 1024)),
-        maxnreg=_bound(n, tiles, scarce) if looked_up and not (ragged and tiles > 1) else 0,
+        maxnreg=0 if free else _bound(n, tiles, scarce),
         overlap=int("dependent_launch" in arch.features),
     )
 
 
+def _crowded(n: int, k: int, step: Step) -> bool:
+    """Whether look-ups for two tiles spill where registers are scarce: sooner in long steps, and for pairs of blocks."""
+    return k * max(step.k, 128 if n >= WIDE else 64) > 64 * LONG and (k < LOOPED or n >= WIDE)
+
+
 def _bound(n: int, tiles: int, scarce: bool) -> int:
     """Registers of a thread that looks up, which it would ask for far ahead otherwise; 0 for no bound."""
-    if n < 16384 and not (tiles > 1 and scarce):
+    if n < WIDE and not (tiles > 1 and scarce):
         return 0
     return 128 if tiles == 1 else 168
 

@@ -45,11 +45,11 @@ def pick(program: Program, arch: Arch) -> Schedule:
         if taken and in_blocks and (chosen := fast(problem, layout, arch)) is not None:
             return chosen
     if low > FUSED or (arch.fragment is None and low > 1) or not taken:
-        return _dense(problem, layout)
+        return _dense(problem, layout, arch)
     if in_blocks:
         return _gemm(problem, layout, arch)
     if high > 16 or (high == 1 and (layout.narrowest.row_units() or 0) % QUAD):
-        return _dense(problem, layout)
+        return _dense(problem, layout, arch)
     return _gemv(problem, layout, arch)
 
 
@@ -60,15 +60,15 @@ def ways(program: Program, arch: Arch) -> tuple[Schedule, ...]:
     if problem.gradient:
         return tuple(each for each in (turned(problem, layout, arch), _gradient(problem, layout, arch)) if each)
     if layout.narrowest.row_units() is not None:
-        return _gemv(problem, layout, arch), _dense(problem, layout)
+        return _gemv(problem, layout, arch), _dense(problem, layout, arch)
     fast = [each for each in (many(problem, layout, arch), few(problem, layout, arch)) if each]
-    return *fast, _gemm(problem, layout, arch), _dense(problem, layout)
+    return *fast, _gemm(problem, layout, arch), _dense(problem, layout, arch)
 
 
 def _alike(problem: Problem, layout: Layout, arch: Arch) -> Schedule:
     """One schedule for every M: whichever tile a row is in, matrix cores add up its products in the same order of k."""
     if arch.fragment is None or not readable(layout, problem.format, arch):
-        chosen = _dense(problem, layout)
+        chosen = _dense(problem, layout, arch)
     elif layout.narrowest.row_units() is None:
         chosen = replace(_gemm(replace(problem, m=(17, 32)), layout, arch), split_k=1)
     else:
@@ -115,13 +115,14 @@ def _gemv(problem: Problem, layout: Layout, arch: Arch) -> Schedule:
     return chosen
 
 
-def _dense(problem: Problem, layout: Layout) -> Schedule:
+def _dense(problem: Problem, layout: Layout, arch: Arch) -> Schedule:
     """Dequantize the whole weight, then the vendor's matmul: any layout and format, and the choice for large M."""
     tall, wide = layout.block["n"], max(128, layout.block["k"])
     if layout.row_units() is None and tall * wide <= 4096 and not tall & (tall - 1) and not wide & (wide - 1):
         form, block_k = problem.format, wide
         heavy = isinstance(form.scale, Format) or (form.zero is not None and F32 in (form.scale, form.zero)) or block_k > 128
-        blocks = 2 if heavy else 4
+        scarce = form.nested and layout.size("k") > problem.k and "wgmma" not in arch.features  # masks take registers too
+        blocks = 1 if scarce else 2 if heavy else 4
         block_n = tall * (16 if problem.n > 2**20 else blocks)
     else:
         block_n = max(4, 1 << (-(-problem.n // GRID) - 1).bit_length())  # a grid has no more programs along its second axis
@@ -137,16 +138,15 @@ def _gemm(problem: Problem, layout: Layout, arch: Arch) -> Schedule:
     """
     group, least = rewrite.padded_group(problem, layout), layout.block["k"]
     on_sums = group % least == 0 and (problem.format.minifloat is None or fits(problem.format, problem.x))
-    nested = isinstance(problem.format.scale, Format) and isinstance(problem.format.zero, Format)
-    if not on_sums and (least > 128 or nested):
-        return _dense(problem, layout)  # 256 k scaled one by one, or all that nested scales are made of, do not fit
+    if not on_sums and (least > 128 or problem.format.nested):
+        return _dense(problem, layout, arch)  # 256 k scaled one by one, or all that nested scales are made of, do not fit
     block_k = least * (2 if least < 128 and group % (2 * least) == 0 else 1)
     block_m = min(64, max(16, 1 << (problem.m[1] - 1).bit_length()))
     wgmma = "wgmma" in arch.features
     wide = wgmma and on_sums and (block_m == 64 or (block_m == 32 and problem.n <= 4096))
     block_n, steps = 128 if wide else 64, -(-problem.k // block_k)
     if -(-problem.n // block_n) > GRID:
-        return _dense(problem, layout)
+        return _dense(problem, layout, arch)
     programs = -(-problem.n // block_n) * -(-problem.m[1] // block_m)
     full = (7 if block_m <= 32 else 2) * arch.sms
     least_steps = {d: 3 if wide and programs * d <= arch.sms else 5 for d in range(2, 17)}  # that a program is worth

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from w4gen.errors import W4Error
+from w4gen.errors import ScheduleError, W4Error
 
 TIE = 0.03
 """Times that differ by a smaller share are equal, and the lowest id wins: so that two processes agree, noise or not."""
@@ -50,13 +50,19 @@ def search(
     """Time candidates in the order given while seconds last (the first always), the best again; accept the first that is right.
 
     It ends early near `floor_us`, below which no time is, and where none of those left can win by the times `predicted`, one for
-    each id. A candidate whose `time` or `accept` raises `W4Error` is skipped with its message; anything else ends the search.
+    each id. A candidate whose `time` or `accept` raises `W4Error` is skipped with its message, and one that beats the floor by
+    more than noise, as it cannot have read what it multiplied; anything else ends the search.
     """
     start, times, skipped = clock(), dict[int, list[float]](), list[tuple[int, str]]()
 
     def timed(each: int) -> None:
         try:
-            times.setdefault(each, []).append(time(each))
+            us = time(each)
+            if us < floor_us * (1 - TIE):
+                raise ScheduleError(
+                    f"{us:.2f} us beat the floor of {floor_us:.2f} us: it did not do its work, or was timed wrongly"
+                )
+            times.setdefault(each, []).append(us)
         except W4Error as error:
             times.pop(each, None)
             skipped.append((each, str(error)))
