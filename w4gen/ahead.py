@@ -115,12 +115,17 @@ def compiled(asks: Iterable[Question], workers: int = 0, wanted: Callable[[Quest
 
 def needed(asks: Iterable[Ask], progress: bool = True) -> dict[Ask, Done]:
     """Compile what will be called: what became of each ask. Raises `ToolchainError` where one does not compile."""
-    wanted, found = list(dict.fromkeys(asks)), dict[Ask, Done]()
+    wanted, found = longest_first(asks), dict[Ask, Done]()
     for done in tracked(compiled(wanted), len(wanted), "compiling", progress):
         if done.error:
             raise ToolchainError(f"{done.ask.problem} does not compile: {done.error}")
         found[done.ask] = done
     return found
+
+
+def longest_first(asks: Iterable[Ask]) -> list[Ask]:
+    """Every ask once, in the order in which they are done soonest side by side: kernels for many rows take longest."""
+    return sorted(dict.fromkeys(asks), key=lambda ask: -ask.problem.m[0])
 
 
 def cores() -> int:

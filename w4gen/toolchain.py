@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -234,10 +234,16 @@ _APART = threading.local()
 """The folder, of each thread that compiles for us, that Triton keeps its own files in."""
 
 
+def _named(others: Callable[[], str]) -> str:
+    """What Triton tells its own releases apart by: to hash all of itself takes half a second, and our folders are empty."""
+    return "" if hasattr(_APART, "folder") else others()
+
+
 @contextlib.contextmanager
 def _apart() -> Iterator[None]:
     """Let Triton compile anew, in a folder of this thread's own: what is in Triton's cache may be damaged, or not be writable."""
     from triton import knobs as settings
+    from triton.runtime import cache as named
     from triton.runtime.cache import FileCacheManager
 
     others = settings.cache.manager_class or FileCacheManager
@@ -255,6 +261,7 @@ def _apart() -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix="w4gen-") as _APART.folder:
         if others.__name__ != "Apart":
             settings.cache.manager_class = Apart
+            named.triton_key = functools.partial(_named, named.triton_key)
         try:
             yield
         finally:

@@ -17,6 +17,7 @@ from arrays import covered, label, thinned
 from sass import hazards
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.runtime import cache as named_by_triton
 
 import w4gen
 from w4gen import Format, api, binaries, cache, pipeline, toolchain
@@ -574,6 +575,13 @@ def test_a_binary_is_loaded_and_its_text_is_not_run(fresh_cache: Path, monkeypat
     monkeypatch.delattr(toolchain, "module")
     made = toolchain.load(kernel, piece, arch, overlap=False)
     assert (made.src.signature, made.src.constants) == (source.signature, source.constants)
+
+
+def test_triton_hashes_all_of_itself_for_others_alone() -> None:
+    """Its own cache tells releases apart by that; we compile where nothing is."""
+    with toolchain._apart():
+        assert named_by_triton.triton_key() == ""
+    assert named_by_triton.triton_key().startswith(triton.__version__)
 
 
 @pytest.mark.parametrize("state", ["damaged", "closed"])

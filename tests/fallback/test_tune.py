@@ -186,6 +186,12 @@ def test_near_the_floor_no_second_candidate_is_timed(trials: list[Kernel]) -> No
     assert found.trials == row.trials == 1
 
 
+def test_what_takes_longest_is_compiled_first() -> None:
+    """So that no worker is left alone with it at the end; each ask once."""
+    asks = [ahead.Ask(problem_of(m=m, n=64, k=128), HERE) for m in (1, 300, 16, 1)]
+    assert [ask.problem.m for ask in ahead.longest_first(asks)] == [(257, 512), (9, 16), (1, 1)]
+
+
 def test_rankings_are_made_in_other_processes_and_what_is_not_wanted_is_not_made(fresh_cache: Path) -> None:
     ranking = ahead.Ranking(QUESTIONS[0].problem, HERE, 1, 3)
     (done,) = ahead.compiled([ranking], workers=1)
