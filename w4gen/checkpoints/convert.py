@@ -18,6 +18,7 @@ from w4gen.errors import CheckpointError, FormatError
 from w4gen.ir.types import Format
 from w4gen.models import by_pattern, chosen, kind_of, matches, patterns, unmatched
 from w4gen.progress import tracked
+from w4gen.quantize import refuse_non_finite
 from w4gen.runtime.weight import Weight
 
 logger = logging.getLogger("w4gen")
@@ -33,7 +34,7 @@ def convert(
 ) -> dict[str, Format]:
     """Round the linear layers of `source` to a format, or formats by pattern, into the folder `target`; each layer's format.
 
-    Patterns, and `clip`, are those of `w4gen.convert`. Headers, shapes and room on the disk are checked before any write.
+    Patterns, and `clip`, are those of `w4gen.convert`. Headers, shapes, values and room on the disk are checked before any write.
     A shard is written whole or not at all, and one that is whole and newer than its source is kept, so that a second call goes on
     where the first was cut off.
     """
@@ -46,9 +47,10 @@ def convert(
     _check_room(held, forms, target)
     said: dict[str, Any] = {"quant_method": own.NAME, "formats": {name: str(form) for name, form in forms.items()}}
     said |= {"clip": True} if clip else {}
-    _begin(target, json.dumps({**held.stated, "quantization_config": said}, indent=1))
     files = sorted({entry.file for entry in held.entries.values()})
     asked = [file for file in files if not _made(target / file.name, file)]
+    _check_values(held, forms, asked)
+    _begin(target, json.dumps({**held.stated, "quantization_config": said}, indent=1))
     total = sum(entry.file in asked for entry in held.entries.values())
     for _ in tracked(_written(held, asked, target, forms, clip), total, "converting", progress):
         pass
@@ -97,6 +99,16 @@ def _check_room(held: folder.Folder, forms: Mapping[str, Format], target: Path) 
     free = shutil.disk_usage(there).free + held_already
     if need > free:
         raise CheckpointError(f"{target}: it takes {need:,} bytes and the disk has {free:,}: make room, or give another folder")
+
+
+def _check_values(held: folder.Folder, forms: Mapping[str, Format], files: list[Path]) -> None:
+    """Raise `CheckpointError` where a weight that is rounded is not finite; they are read once more for that."""
+    names = [f"{name}.weight" for name in forms if held.entries[f"{name}.weight"].file in files]
+    for name, tensor in held.tensors(names):
+        try:
+            refuse_non_finite(tensor, "weight")
+        except FormatError as error:
+            raise CheckpointError(f"{held.entries[name].file}: {name}: {error}") from error
 
 
 def _begin(target: Path, stated: str) -> None:
