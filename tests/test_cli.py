@@ -40,7 +40,7 @@ def environment(cache: Path, **knobs: str) -> dict[str, str]:
 
 def process(*arguments: str, cache: Path, **knobs: str) -> subprocess.CompletedProcess[str]:
     """A command in a process of its own."""
-    command = [sys.executable, "-m", "w4gen.cli", *arguments]
+    command = [sys.executable, "-m", "w4gen", *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=environment(cache, **knobs), check=False)
 
 

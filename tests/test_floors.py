@@ -19,7 +19,7 @@ FLOORS = {
     4: ("ahead", "binaries", "bundle", "cache", "faults", "pipeline", "proof", "toolchain", "tuned"),
     5: ("quantize", "runtime"),
     6: ("api", "bench", "checkpoints", "layers", "merging", "models"),
-    7: ("cli", "commands", "__init__"),
+    7: ("cli", "commands", "__init__", "__main__"),
 }
 FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 FILE, FUNCTION, TEMPLATE = 320, 60, 150

@@ -16,7 +16,7 @@ from w4gen.schedule.rules import bucket
 
 def parse_shape(text: str) -> tuple[int, int, int]:
     """(m, k, n) of `MxKxN`: tokens x inputs x outputs. Raises `ShapeError` on anything else."""
-    match = re.fullmatch(r"(-?\d+)[xX×](-?\d+)[xX×](-?\d+)", text.strip())
+    match = re.fullmatch(r"(-?\d+)[xX×](-?\d+)[xX×](-?\d+)", text.strip()) if isinstance(text, str) else None
     if match is None:
         raise ShapeError(f"shape {text!r} is not MxKxN: give tokens x inputs x outputs, as in 1x1536x256")
     m, k, n = (int(part) for part in match.groups())
@@ -43,7 +43,7 @@ def problem_of(
     n: int,
     k: int,
     format: str | Format = "int4_g128",
-    dtype_name: str = "float16",
+    dtype_name: object = "float16",
     bias: bool = False,
     gradient: bool = False,
 ) -> Problem:
@@ -59,7 +59,7 @@ def compile(
     format: str | Format = "int4_g128",
     *,
     arch: str = "",
-    dtype: str = "float16",
+    dtype: object = "float16",
     bias: bool = False,
     gradient: bool = False,
 ) -> Kernel:
@@ -73,7 +73,7 @@ def compile(
 
 
 def supports(
-    *, m: int, n: int, k: int, format: str | Format = "int4_g128", arch: str = "portable", dtype: str = "float16"
+    *, m: int, n: int, k: int, format: str | Format = "int4_g128", arch: str = "portable", dtype: object = "float16"
 ) -> tuple[bool, str]:
     """Whether a kernel answers, and if not why: then the fallback (dequantize, matmul) does."""
     try:

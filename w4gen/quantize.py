@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -10,6 +12,8 @@ import torch
 from w4gen.errors import FormatError
 from w4gen.ir.types import DType, Format, decoded
 from w4gen.runtime import dtypes
+
+log = logging.getLogger("w4gen")
 
 Parts = dict[str, torch.Tensor]
 """The tensors that a format's values are made of, by the names of `Format.parts`."""
@@ -145,6 +149,8 @@ def _scales(
         sides = [low / least] * (least < 0) + [high / most] * (most > 0)
         # a format without negative values clips negative weights to its least
         need = torch.stack(sides).amax(0).clamp(min=0)
+        if least >= 0 and bool((low < 0).any()):
+            _tell_clipped(form.label)
         if len(finite) == 2 and least == -most:  # no value is small: the two stand for the average size, not the extremes
             need = size / most
         scale = _stored(need, form.scale, f"{inside}scale", form, parts)
@@ -158,6 +164,14 @@ def _scales(
     if form.zero_mode == "integer":
         need = need.round().clamp(least, most)
     return scale, _stored(need, form.zero, f"{inside}zero", form, parts)
+
+
+@functools.cache
+def _tell_clipped(label: str) -> None:
+    """Say once of a format that it has no negative values."""
+    log.warning(
+        "%s has no values below 0 and no zeros: negative weights become 0 there; int4, or _z with zeros, keeps them", label
+    )
 
 
 def _nearest(w: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None, form: Format, book: torch.Tensor) -> torch.Tensor:

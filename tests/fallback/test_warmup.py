@@ -106,3 +106,8 @@ def test_the_type_of_x_is_that_of_the_model() -> None:
 def test_on_a_cpu_an_arch_is_asked_for() -> None:
     with pytest.raises(ArchError, match="the model is on no GPU: move it to one, or name what to compile for"):
         w4gen.warmup(model())
+
+
+def test_one_m_may_be_a_number_and_a_model_without_our_layers_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    assert w4gen.warmup(torch.nn.Linear(8, 8), 1, arch="sm_90").compiled == 0
+    assert "no layer of the model is w4gen's" in caplog.text

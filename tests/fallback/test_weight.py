@@ -69,6 +69,22 @@ def test_codes_are_stored_as_the_oracle_packs_them() -> None:
         assert np.array_equal(stored.numpy().view("u4").reshape(5, -1), oracle.pack_rows(case.codes.numpy(), 4, run))
 
 
+def test_a_format_without_negative_values_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Half of all weights become 0 there; of weights that have no sign nothing is said."""
+    form, w = w4gen.Format("counts", bits=4, group=64), torch.randn(8, 64)
+    Weight.from_float(w.abs(), form)
+    assert not caplog.records
+    for _ in range(2):
+        Weight.from_float(w, form)
+    (told,) = caplog.messages
+    assert told.startswith("counts_g64 has no values below 0 and no zeros: negative weights become 0 there; int4")
+
+
+def test_types_may_be_those_of_torch() -> None:
+    assert w4gen.supports(m=1, n=64, k=128, dtype=torch.bfloat16) == (True, "")
+    assert w4gen.compile("1x128x64", dtype=torch.bfloat16).source == w4gen.compile("1x128x64", dtype="bfloat16").source
+
+
 def test_a_weight_is_small() -> None:
     """Half a byte a code, two bytes a group of 128."""
     assert cases.call("int4_g128", 1, 64, 1024).w.nbytes == 64 * 512 + 64 * 8 * 2
@@ -430,3 +446,8 @@ def test_parts_of_a_tree_that_do_not_fit_are_named(form: str, parts: dict[str, t
     given |= {each: torch.ones(shape) for each, (_, shape) in wanted.items() if form == "q4_k" and each.endswith(".scale")}
     with pytest.raises(W4Error, match=message):
         Weight.from_parts(given | parts, form)
+
+
+def test_what_is_no_weight_is_named() -> None:
+    with pytest.raises(ShapeError, match=r"w is a Parameter: give a Weight, as Weight\.from_float or Weight\.from_codes makes one"):
+        w4gen.linear(torch.randn(1, 8), torch.nn.Linear(8, 4).weight)

@@ -26,7 +26,7 @@ def formats(draw: st.DrawFn, depth: int = 2) -> Format:
     table = (
         st.just(PER_TENSOR) | st.lists(finite, min_size=2**bits, max_size=2**bits).map(tuple) if bits < 6 else st.just(PER_TENSOR)
     )
-    codebook = draw(table) if kind == "codebook" else None
+    codebook = draw(table.filter(any)) if kind == "codebook" else None
     small = minifloat(draw(st.sampled_from(floats))) if kind == "minifloat" else None
     types = st.sampled_from([F16, BF16, F32, E4M3, E8M0])
     types = types | formats(depth - 1) if depth else types | st.none()
@@ -146,6 +146,7 @@ def test_unknown_formats_are_refused_with_the_way_out(name: str, message: str) -
         ({"minifloat": E4M3, "bits": 8, "step": 2.0}, "give one of step, minifloat, codebook"),
         ({"minifloat": "e9m1"}, "no small float 'e9m1': use eXmY with 1 to 7 exponent bits"),
         ({"bits": 4, "codebook": (1.0, 2.0)}, "codebook has 2 entries, 4 bits need 16"),
+        ({"bits": 1, "codebook": (0.0, 0.0)}, "holds 0 alone: give a value that a scale can multiply"),
         ({"scale": I32}, "scale=i32 is not a float type"),
         ({"zero": I32}, "zero=i32 is not a float type"),
         ({"zero": F16, "zero_mode": "half"}, "zero_mode='half': use one of integer, quantized, float"),

@@ -89,11 +89,12 @@ DTYPES = {dtype.name: dtype for dtype in (F16, BF16, F32, I32, U8, E4M3, E5M2, E
 ALIASES = {"float16": F16, "fp16": F16, "half": F16, "bfloat16": BF16, "float32": F32, "fp32": F32}
 
 
-def dtype(name: str) -> DType:
-    """The machine type called `name` (`f16`, `float16`, `bf16`, …)."""
-    found = DTYPES.get(name) or ALIASES.get(name)
+def dtype(name: object) -> DType:
+    """The machine type called `name` (`f16`, `float16`, `bf16`, …), or that is torch's or NumPy's type of that name."""
+    said = str(name).removeprefix("torch.")
+    found = DTYPES.get(said) or ALIASES.get(said)
     if found is None:
-        raise FormatError(f"unknown dtype {name!r}: use one of {', '.join([*DTYPES, *ALIASES])}")
+        raise FormatError(f"unknown dtype {said!r}: use one of {', '.join([*DTYPES, *ALIASES])}")
     return found
 
 

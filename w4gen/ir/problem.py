@@ -8,6 +8,9 @@ from w4gen.errors import FormatError, ShapeError
 from w4gen.ir.layout import Layout
 from w4gen.ir.types import F16, F32, DType, Format, dtype
 
+LARGEST = 2**36
+"""Weights of a layer at most: in 4 bits they would fill half of a GPU's memory."""
+
 EVERY = (1, 2**31 - 1)
 """The bucket of every M. Its one kernel is batch-invariant: the bits of a row of y depend on that row of x alone."""
 
@@ -50,6 +53,8 @@ class Problem:
         for name, value in (("m", self.m[0]), ("n", self.n), ("k", self.k)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ShapeError(f"{name}={value} is not a positive whole number: a linear layer needs m, n and k of at least 1")
+        if self.n * self.k > LARGEST:
+            raise ShapeError(f"n={self.n} k={self.k} are {self.n * self.k:,} weights: a layer has at most {LARGEST:,}, cut it")
         if self.m[1] < self.m[0]:
             raise ShapeError(f"m={self.m[0]}..{self.m[1]} is empty: give the smaller bound first")
         if self.accumulate != F32:

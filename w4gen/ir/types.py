@@ -120,6 +120,8 @@ class Format:
             raise FormatError(f"{self.name}: codebook has {len(table)} entries, {self.bits} bits need {2**self.bits}")
         if not all(map(math.isfinite, table)):
             raise FormatError(f"{self.name}: codebook {list(table)} holds values that are not finite: a weight cannot")
+        if not any(table):
+            raise FormatError(f"{self.name}: codebook {list(table)} holds 0 alone: give a value that a scale can multiply")
 
     def _check_types(self) -> None:
         """The types of scale and zero, and the mode of the zero, which is made one of the three names."""

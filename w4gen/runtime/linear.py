@@ -42,6 +42,8 @@ def linear(
     Raises `ShapeError` where a tensor does not fit the weight. A weight that is not yet in the layout of x's device is packed
     anew in every call: keep `stored_for(w, device)`, as `Linear` does.
     """
+    if not isinstance(w, Weight):
+        raise ShapeError(f"w is a {type(w).__name__}: give a Weight, as Weight.from_float or Weight.from_codes makes one")
     _check(x, w.k, w.n, bias, activation, residual, out)
     refuse_mixed(x, w.buffers, bias, str(w.format), residual)
     w = stored_for(w, x.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from w4gen.schedule.arch import arch as named
 from w4gen.schedule.rules import bucket
 from w4gen.schedule.stored import layout_for
 
+log = logging.getLogger("w4gen")
+
 
 @dataclass(frozen=True, slots=True)
 class Warmed:
@@ -39,7 +42,7 @@ class Warmed:
 
 def warmup(
     model: torch.nn.Module,
-    ms: Iterable[int] = (1, 16, 256),
+    ms: int | Iterable[int] = (1, 16, 256),
     *,
     dtype: torch.dtype | None = None,
     arch: str = "",
@@ -60,10 +63,12 @@ def warmup(
         for layer in model.modules()
         if isinstance(layer, Linear)
         for target in (target_of(layer, arch),)
-        for m in ms
+        for m in ([ms] if isinstance(ms, int) else ms)
         for problem in problems(layer, m, x, target, gradients, residuals)
     ]
     asks = list(dict.fromkeys(asks))
+    if not asks:
+        log.warning("nothing is compiled: no layer of the model is w4gen's (w4gen.convert makes them), or no M was given")
     done = list(tracked(ahead.compiled(asks, workers), len(asks), "compiling", progress))
     made = [each for each in done if not each.error]
     found = sum(each.cached for each in made)

@@ -126,14 +126,18 @@ GRID = 65535
 
 
 def arch(name: str) -> Arch:
-    """The arch called `name`. Raises `ArchError` with the nearest name."""
+    """The arch called `name`. Raises `ArchError` with the nearest, by its name or that of its board."""
     if name in ARCHES:
         return ARCHES[name]
     if name in RELATIVES:
         relative = ARCHES[RELATIVES[name]]
         return replace(relative, name=name, target=int(name[3:]), board=f"taken for like {relative.board}")
-    nearest = (difflib.get_close_matches(name, ARCHES, n=1, cutoff=0) or ["portable"])[0]
-    raise ArchError(f"unknown arch {name!r}: the nearest is {nearest}; known are {', '.join(ARCHES)}")
+    words = {
+        word.lower(): each for each in ARCHES.values() for word in (*each.board.split(), each.name) if each.name != "portable"
+    }
+    found = difflib.get_close_matches(name.lower(), words, n=1, cutoff=0)
+    nearest = words[found[0]] if found else ARCHES["portable"]
+    raise ArchError(f"unknown arch {name!r}: the nearest is {nearest.name} ({nearest.board}); known are {', '.join(ARCHES)}")
 
 
 def for_capability(major: int, minor: int) -> Arch:
