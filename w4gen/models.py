@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 import torch
 
 from w4gen.errors import FormatError, ShapeError
-from w4gen.formats import named
 from w4gen.ir.types import Format
+from w4gen.patterns import by_pattern, chosen, kind_of, matches, patterns, unmatched
 from w4gen.progress import tracked
 from w4gen.runtime.linear import Linear
 from w4gen.runtime.reference import error
@@ -77,11 +75,6 @@ class Report:
         return "\n".join(lines)
 
 
-def kind_of(name: str) -> str:
-    """A layer's name without its numbers: `model.layers.*.mlp.up_proj`."""
-    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
-
-
 def reasons(verb: str, skipped: Iterable[Skipped]) -> list[str]:
     """A line for each kind of layer and reason: `skipped lm_head (1): excluded`."""
     counts = Counter((kind_of(each.name), each.reason) for each in skipped)
@@ -139,31 +132,6 @@ def convert(
             skipped.append(Skipped(names[0], str(refused)))
     every = [name for names in layers for name in names]
     return Report(tuple(converted), tuple(skipped), unmatched(every, *choose, *include, *exclude))
-
-
-def by_pattern(format: str | Format | Mapping[str, str | Format]) -> dict[str, Format]:
-    """The format of each pattern; one format alone is that of all layers."""
-    formats = format if isinstance(format, Mapping) else {"*": format}
-    return {pattern: named(each) for pattern, each in formats.items()}
-
-
-def chosen(names: Iterable[str], choose: Mapping[str, Format]) -> Format | None:
-    """The format of the first pattern that matches a layer, by any of its names."""
-    return next((form for pattern, form in choose.items() if matches(names, (pattern,))), None)
-
-
-def patterns(given: str | Iterable[str]) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
-
-
-def matches(names: Iterable[str], patterns: Iterable[str]) -> bool:
-    """Whether a pattern matches a name."""
-    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
-
-
-def unmatched(names: Iterable[str], *patterns: str) -> tuple[str, ...]:
-    """The patterns that match no name, each once."""
-    return tuple(each for each in dict.fromkeys(patterns) if not matches(names, (each,)))
 
 
 def _layers(model: torch.nn.Module) -> list[list[str]]:

@@ -16,7 +16,7 @@ from w4gen.checkpoints import folder, own
 from w4gen.checkpoints.model import empty
 from w4gen.errors import CheckpointError, FormatError
 from w4gen.ir.types import Format
-from w4gen.models import by_pattern, chosen, kind_of, matches, patterns, unmatched
+from w4gen.patterns import by_pattern, chosen, kind_of, matches, patterns, unmatched
 from w4gen.progress import tracked
 from w4gen.quantize import refuse_non_finite
 from w4gen.runtime.weight import Weight

@@ -20,7 +20,7 @@ from w4gen.checkpoints import dialects, own
 from w4gen.checkpoints.experts import make_room
 from w4gen.errors import CheckpointError
 from w4gen.ir.types import Format
-from w4gen.models import by_pattern, chosen, matches, patterns
+from w4gen.patterns import by_pattern, chosen, matches, patterns
 from w4gen.runtime.linear import Linear
 from w4gen.runtime.weight import Weight
 
