@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -14,6 +17,8 @@ from w4gen.patterns import by_pattern, chosen, kind_of, matches, patterns, unmat
 from w4gen.progress import tracked
 from w4gen.runtime.linear import Linear
 from w4gen.runtime.reference import error
+
+logger = logging.getLogger("w4gen")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +117,8 @@ def convert(
     of them. Skipped with a reason: a weight that another module holds too (a tied embedding), as converting it would add memory
     and untie the two; subclasses of `nn.Linear` and layers with hooks, whose ways would be lost; weights that the format cannot
     hold. Layers are converted one at a time, where their weights are, so one layer's memory is needed besides the model's. A
-    second call converts nothing. Raises `W4Error`, before anything is changed, where `model` is a Linear or a format not valid.
+    second call converts nothing. A model of Transformers is of the quantization method `w4gen` from then on: `save_pretrained`
+    writes files of w4gen's own. Raises `W4Error`, before anything is changed, where `model` is a Linear or a format not valid.
     """
     if isinstance(model, torch.nn.Linear | Linear):
         raise ShapeError("the model is itself a linear layer, which has no place to be replaced in: use w4gen.Linear.from_float")
@@ -130,8 +136,29 @@ def convert(
             converted.append(_replace(model, names, module, form, clip))
         except (FormatError, ShapeError) as refused:
             skipped.append(Skipped(names[0], str(refused)))
+    if converted:
+        _keep(model)
     every = [name for names in layers for name in names]
     return Report(tuple(converted), tuple(skipped), unmatched(every, *choose, *include, *exclude))
+
+
+def of_transformers(model: Any) -> bool:
+    """Whether a model is of Transformers, which then is imported already: other models do not pay for its import."""
+    theirs = sys.modules.get("transformers.modeling_utils")
+    return theirs is not None and isinstance(model, theirs.PreTrainedModel)
+
+
+def _keep(model: Any) -> None:
+    """Have a model of Transformers saved with its w4gen layers; but for one that others quantized, whose layers they save."""
+    if not of_transformers(model):
+        return
+    from w4gen.checkpoints import quantizer
+
+    if quantizer.foreign(model):
+        logger.warning("save_pretrained loses the layers that were converted: the model was quantized by others, whose way of "
+                       "saving it stays; w4gen.accelerate(model) takes their layers too")  # fmt: skip
+    else:
+        quantizer.keep(model)
 
 
 def _layers(model: torch.nn.Module) -> list[list[str]]:

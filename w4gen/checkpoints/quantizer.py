@@ -150,6 +150,12 @@ def _tell(model: Any, said: W4GenConfig) -> None:
     said.ordered = [name for name, layer in layers.items() if layer.order is not None]
 
 
+def foreign(model: Any) -> bool:
+    """Whether a model says that it is of another quantization method."""
+    said = getattr(model.config, "quantization_config", None) or {}
+    return (said.get("quant_method") if isinstance(said, Mapping) else said.quant_method) not in (None, own.NAME)
+
+
 def keep(model: Any) -> None:
     """Make a model that holds w4gen's layers one of this method, so that `save_pretrained` writes them.
 
