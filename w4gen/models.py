@@ -149,14 +149,17 @@ def of_transformers(model: Any) -> bool:
 
 
 def _keep(model: Any) -> None:
-    """Have a model of Transformers saved with its w4gen layers; but for one that others quantized, whose layers they save."""
+    """Have a model of Transformers saved with its w4gen layers; where that cannot be, say so."""
     if not of_transformers(model):
         return
-    from w4gen.checkpoints import quantizer
-
+    lost = "save_pretrained will lose the layers that were converted"
+    try:
+        from w4gen.checkpoints import quantizer
+    except ImportError as error:
+        logger.warning("%s: this release of Transformers is too old (%s)", lost, error)
+        return
     if quantizer.foreign(model):
-        logger.warning("save_pretrained loses the layers that were converted: the model was quantized by others, whose way of "
-                       "saving it stays; w4gen.accelerate(model) takes their layers too")  # fmt: skip
+        logger.warning("%s: others quantized the model and save it their way; w4gen.accelerate(model) changes that", lost)
     else:
         quantizer.keep(model)
 

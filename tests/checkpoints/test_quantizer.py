@@ -84,7 +84,14 @@ def test_a_model_that_others_quantized_keeps_their_way_of_saving(said, plain, ca
     model.config.quantization_config = said
     w4gen.convert(model, "int4_g32", include="lm_head")
     assert model.config.quantization_config is said
-    assert "save_pretrained loses the layers that were converted" in caplog.text
+    assert "save_pretrained will lose the layers that were converted: others quantized" in caplog.text
+
+
+def test_a_release_that_has_no_such_methods_is_told(plain, monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "w4gen.checkpoints.quantizer", None)
+    monkeypatch.delattr("w4gen.checkpoints.quantizer", raising=False)
+    assert len(w4gen.convert(plain[1], "int4_g32").converted) == 15
+    assert "this release of Transformers is too old" in caplog.text
 
 
 def test_what_is_saved_twice_is_the_same(plain, tmp_path):
