@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 
+from w4gen.errors import CheckpointError
 from w4gen.formats import named
 from w4gen.ir.types import Format
 
@@ -38,3 +39,10 @@ def matches(names: Iterable[str], patterns: Iterable[str]) -> bool:
 def unmatched(names: Iterable[str], *patterns: str) -> tuple[str, ...]:
     """The patterns that match no name, each once."""
     return tuple(each for each in dict.fromkeys(patterns) if not matches(names, (each,)))
+
+
+def check_matched(where: object, layers: Collection[str], *patterns: str) -> None:
+    """Raise `CheckpointError` where a pattern matches no linear layer of what is at `where`: it may be misspelt."""
+    if missed := unmatched(layers, *patterns):
+        known = ", ".join(dict.fromkeys(map(kind_of, layers)))
+        raise CheckpointError(f"{where}: no linear layer matches {', '.join(map(repr, missed))}: they are called {known}")

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import w4gen
-from w4gen.errors import FormatError
+from w4gen.errors import CheckpointError, FormatError
 
 transformers = pytest.importorskip("transformers")
 IDS = torch.arange(8)[None]
@@ -123,6 +123,13 @@ def test_the_folder_of_the_command_is_loaded_by_transformers(plain, tmp_path):
 def test_an_unknown_format_is_refused_before_anything_is_loaded():
     with pytest.raises(FormatError, match="unknown format 'int44'"):
         w4gen.W4GenConfig("int44")
+
+
+@pytest.mark.parametrize("given", [{"format": {"*.zzz": "nf4_g64"}}, {"exclude": ["lm_head", "*.zzz"]}])
+def test_a_pattern_that_no_layer_matches_is_refused(given, plain):
+    told = r"LlamaForCausalLM: no linear layer matches '\*\.zzz': they are called model\.layers\.\*\.self_attn.*, lm_head"
+    with pytest.raises(CheckpointError, match=told):
+        loaded(plain[0], quantization_config=w4gen.W4GenConfig(**given))
 
 
 def test_a_layer_of_other_sizes_is_refused(plain, tmp_path):
