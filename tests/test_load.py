@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -355,6 +356,14 @@ def test_files_that_do_not_count_are_warned_of(shards: int, tmp_path: Path, capl
 def test_no_such_folder(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no such folder"):
         folder.read(tmp_path / "none")
+
+
+def test_a_file_is_not_converted_and_what_takes_it_is_told(tmp_path: Path) -> None:
+    (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
+    done = CliRunner().invoke(cli, ["convert", str(tmp_path / "tiny.gguf"), str(tmp_path / "out")])
+    assert isinstance(done.exception, CheckpointError)
+    assert re.search(r"tiny\.gguf: it is a file, .*; a GGUF file is quantized already: w4gen\.load runs it", str(done.exception))
+    assert not (tmp_path / "out").exists()
 
 
 def test_inspect_tells_what_becomes_of_each_layer(tmp_path: Path) -> None:

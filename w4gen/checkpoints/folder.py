@@ -92,6 +92,9 @@ def read(path: str | Path) -> Folder:
 
 def _files(path: Path) -> tuple[list[Path], dict[str, Path]]:
     """The files of a checkpoint, all there, and what its index says of each tensor."""
+    if path.is_file():
+        gguf = "a GGUF file is quantized already: w4gen.load runs it as it is, and w4gen pack keeps its codes"
+        raise CheckpointError(f"{path}: it is a file, not a folder with config.json and safetensors; {gguf}")
     if not path.is_dir():
         raise CheckpointError(f"{path}: there is no such folder: give one with config.json and safetensors, or a GGUF file")
     listed: dict[str, Path] = {}
