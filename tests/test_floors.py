@@ -18,7 +18,7 @@ FLOORS = {
     3: ("codegen",),
     4: ("ahead", "binaries", "bundle", "cache", "faults", "pipeline", "proof", "toolchain", "tuned"),
     5: ("quantize", "runtime"),
-    6: ("api", "bench", "checkpoints", "layers", "merging", "models"),
+    6: ("api", "bench", "checkpoints", "layers", "merging", "models", "patterns"),
     7: ("cli", "commands", "__init__", "__main__"),
 }
 FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}

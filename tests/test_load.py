@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -352,9 +354,19 @@ def test_files_that_do_not_count_are_warned_of(shards: int, tmp_path: Path, capl
     )
 
 
-def test_no_such_folder(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no such folder"):
-        folder.read(tmp_path / "none")
+@pytest.mark.parametrize("read", [w4gen.load, folder.read, w4gen.inspect])
+def test_a_name_of_the_hub_is_no_path_and_the_way_to_one_is_told(read: Callable[[str], object]) -> None:
+    told = r"Qwen/Qwen2\.5-1\.5B: there is no such .*: give a path on this machine; .* or huggingface_hub\.snapshot_download"
+    with pytest.raises(CheckpointError, match=told):
+        read("Qwen/Qwen2.5-1.5B")
+
+
+def test_a_file_is_not_converted_and_what_takes_it_is_told(tmp_path: Path) -> None:
+    (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
+    done = CliRunner().invoke(cli, ["convert", str(tmp_path / "tiny.gguf"), str(tmp_path / "out")])
+    assert isinstance(done.exception, CheckpointError)
+    assert re.search(r"tiny\.gguf: it is a file, .*; a GGUF file is quantized already: w4gen\.load runs it", str(done.exception))
+    assert not (tmp_path / "out").exists()
 
 
 def test_inspect_tells_what_becomes_of_each_layer(tmp_path: Path) -> None:

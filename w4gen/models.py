@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import re
+import logging
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 
 from w4gen.errors import FormatError, ShapeError
-from w4gen.formats import named
 from w4gen.ir.types import Format
+from w4gen.patterns import by_pattern, chosen, kind_of, matches, patterns, unmatched
 from w4gen.progress import tracked
 from w4gen.runtime.linear import Linear
 from w4gen.runtime.reference import error
+
+logger = logging.getLogger("w4gen")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +80,6 @@ class Report:
         return "\n".join(lines)
 
 
-def kind_of(name: str) -> str:
-    """A layer's name without its numbers: `model.layers.*.mlp.up_proj`."""
-    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
-
-
 def reasons(verb: str, skipped: Iterable[Skipped]) -> list[str]:
     """A line for each kind of layer and reason: `skipped lm_head (1): excluded`."""
     counts = Counter((kind_of(each.name), each.reason) for each in skipped)
@@ -119,7 +117,8 @@ def convert(
     of them. Skipped with a reason: a weight that another module holds too (a tied embedding), as converting it would add memory
     and untie the two; subclasses of `nn.Linear` and layers with hooks, whose ways would be lost; weights that the format cannot
     hold. Layers are converted one at a time, where their weights are, so one layer's memory is needed besides the model's. A
-    second call converts nothing. Raises `W4Error`, before anything is changed, where `model` is a Linear or a format not valid.
+    second call converts nothing. A model of Transformers is of the quantization method `w4gen` from then on: `save_pretrained`
+    writes files of w4gen's own. Raises `W4Error`, before anything is changed, where `model` is a Linear or a format not valid.
     """
     if isinstance(model, torch.nn.Linear | Linear):
         raise ShapeError("the model is itself a linear layer, which has no place to be replaced in: use w4gen.Linear.from_float")
@@ -137,33 +136,32 @@ def convert(
             converted.append(_replace(model, names, module, form, clip))
         except (FormatError, ShapeError) as refused:
             skipped.append(Skipped(names[0], str(refused)))
+    if converted:
+        _keep(model)
     every = [name for names in layers for name in names]
     return Report(tuple(converted), tuple(skipped), unmatched(every, *choose, *include, *exclude))
 
 
-def by_pattern(format: str | Format | Mapping[str, str | Format]) -> dict[str, Format]:
-    """The format of each pattern; one format alone is that of all layers."""
-    formats = format if isinstance(format, Mapping) else {"*": format}
-    return {pattern: named(each) for pattern, each in formats.items()}
+def of_transformers(model: Any) -> bool:
+    """Whether a model is of Transformers, which then is imported already: other models do not pay for its import."""
+    theirs = sys.modules.get("transformers.modeling_utils")
+    return theirs is not None and isinstance(model, theirs.PreTrainedModel)
 
 
-def chosen(names: Iterable[str], choose: Mapping[str, Format]) -> Format | None:
-    """The format of the first pattern that matches a layer, by any of its names."""
-    return next((form for pattern, form in choose.items() if matches(names, (pattern,))), None)
-
-
-def patterns(given: str | Iterable[str]) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
-
-
-def matches(names: Iterable[str], patterns: Iterable[str]) -> bool:
-    """Whether a pattern matches a name."""
-    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
-
-
-def unmatched(names: Iterable[str], *patterns: str) -> tuple[str, ...]:
-    """The patterns that match no name, each once."""
-    return tuple(each for each in dict.fromkeys(patterns) if not matches(names, (each,)))
+def _keep(model: Any) -> None:
+    """Have a model of Transformers saved with its w4gen layers; where that cannot be, say so."""
+    if not of_transformers(model):
+        return
+    lost = "save_pretrained will lose the layers that were converted"
+    try:
+        from w4gen.checkpoints import quantizer
+    except ImportError as error:
+        logger.warning("%s: this release of Transformers is too old (%s)", lost, error)
+        return
+    if quantizer.foreign(model):
+        logger.warning("%s: others quantized the model and save it their way; w4gen.accelerate(model) changes that", lost)
+    else:
+        quantizer.keep(model)
 
 
 def _layers(model: torch.nn.Module) -> list[list[str]]:

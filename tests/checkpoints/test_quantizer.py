@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import w4gen
-from w4gen.errors import FormatError
+from w4gen.errors import CheckpointError, FormatError
 
 transformers = pytest.importorskip("transformers")
 IDS = torch.arange(8)[None]
@@ -56,6 +56,44 @@ def test_a_model_is_rounded_as_it_is_loaded_saved_and_loaded_again(plain, asked,
         assert not any(each.is_meta for each in (*again.parameters(), *again.buffers()))
 
 
+def test_a_converted_model_is_saved_and_loaded(plain, tmp_path):
+    _, model = plain
+    w4gen.convert(model, {"*.k_proj": "nf4_g64", "*": "int4_g32"}, exclude="*.0.mlp.*")
+    truth = model(IDS).logits
+    model.save_pretrained(tmp_path / "out")
+    for again in (w4gen.load(tmp_path / "out", torch.float32), loaded(tmp_path / "out")):
+        assert torch.equal(again(IDS).logits, truth)
+        found = again.model.layers[0]
+        assert (found.self_attn.k_proj.format.label, found.self_attn.q_proj.format.label) == ("nf4_g64", "int4_g32")
+        assert type(found.mlp.up_proj) is torch.nn.Linear
+
+
+def test_what_was_left_is_converted_later_and_saved(plain, tmp_path):
+    path, _ = plain
+    model = loaded(path, quantization_config=w4gen.W4GenConfig("nf4_g64", exclude="lm_head"))
+    w4gen.convert(model, "int8_g64")
+    model.save_pretrained(tmp_path / "out")
+    again = w4gen.load(tmp_path / "out", torch.float32)
+    assert (again.lm_head.format.label, again.model.layers[1].mlp.up_proj.format.label) == ("int8_g64", "nf4_g64")
+    assert torch.equal(again(IDS).logits, model(IDS).logits)
+
+
+@pytest.mark.parametrize("said", [{"quant_method": "gptq", "bits": 4}, transformers.GPTQConfig(4)])
+def test_a_model_that_others_quantized_keeps_their_way_of_saving(said, plain, caplog):
+    _, model = plain
+    model.config.quantization_config = said
+    w4gen.convert(model, "int4_g32", include="lm_head")
+    assert model.config.quantization_config is said
+    assert "save_pretrained will lose the layers that were converted: others quantized" in caplog.text
+
+
+def test_a_release_that_has_no_such_methods_is_told(plain, monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "w4gen.checkpoints.quantizer", None)
+    monkeypatch.delattr("w4gen.checkpoints.quantizer", raising=False)
+    assert len(w4gen.convert(plain[1], "int4_g32").converted) == 15
+    assert "this release of Transformers is too old" in caplog.text
+
+
 def test_what_is_saved_twice_is_the_same(plain, tmp_path):
     path, _ = plain
     loaded(path, quantization_config=w4gen.W4GenConfig("nf4_dq")).save_pretrained(tmp_path / "a")
@@ -87,6 +125,13 @@ def test_an_unknown_format_is_refused_before_anything_is_loaded():
         w4gen.W4GenConfig("int44")
 
 
+@pytest.mark.parametrize("given", [{"format": {"*.zzz": "nf4_g64"}}, {"exclude": ["lm_head", "*.zzz"]}])
+def test_a_pattern_that_no_layer_matches_is_refused(given, plain):
+    told = r"LlamaForCausalLM: no linear layer matches '\*\.zzz': they are called model\.layers\.\*\.self_attn.*, lm_head"
+    with pytest.raises(CheckpointError, match=told):
+        loaded(plain[0], quantization_config=w4gen.W4GenConfig(**given))
+
+
 def test_a_layer_of_other_sizes_is_refused(plain, tmp_path):
     path, _ = plain
     loaded(path, quantization_config=w4gen.W4GenConfig("int4_g32")).save_pretrained(tmp_path / "a")
@@ -98,6 +143,7 @@ def test_a_layer_of_other_sizes_is_refused(plain, tmp_path):
         loaded(tmp_path / "a")
 
 
-def test_importing_w4gen_imports_no_transformers():
-    code = "import sys, w4gen; w4gen.Linear; w4gen.accelerate; sys.exit('transformers' in sys.modules)"
+def test_models_of_torch_alone_import_no_transformers():
+    model = "w4gen.convert(torch.nn.Sequential(torch.nn.Linear(32, 32)), 'int4_g32')"
+    code = f"import sys, torch, w4gen; w4gen.accelerate; {model}; sys.exit('transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -29,7 +29,7 @@ from w4gen.bench.replay import captured, kernels
 from w4gen.formats import named
 from w4gen.ir.types import Format
 from w4gen.ir.types import dtype as named_dtype
-from w4gen.models import kind_of
+from w4gen.patterns import kind_of
 from w4gen.runtime.dtypes import torch_dtype
 from w4gen.runtime.launch import arch_of
 from w4gen.runtime.linear import Linear

@@ -13,7 +13,7 @@ import torch
 from w4gen.checkpoints import dialects, rows
 from w4gen.checkpoints.layer import Dialect
 from w4gen.errors import W4Error
-from w4gen.models import HOOKED, Skipped, hooked, reasons
+from w4gen.models import HOOKED, Skipped, hooked, of_transformers, reasons
 from w4gen.progress import tracked
 from w4gen.runtime.linear import Linear
 
@@ -63,7 +63,7 @@ def accelerate(model: torch.nn.Module, quantization: Mapping[str, Any] | None = 
     rows.push(model)
     if not foreign and hasattr(model, "ct_decompress_hook"):  # with no layer of compressed-tensors left, nothing to do at a call
         model.ct_decompress_hook.remove()  # type: ignore[operator, union-attr]
-    if replaced and not foreign and hasattr(model, "save_pretrained"):
+    if replaced and not foreign and of_transformers(model):
         from w4gen.checkpoints import quantizer
 
         quantizer.keep(model)

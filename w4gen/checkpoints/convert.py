@@ -16,7 +16,7 @@ from w4gen.checkpoints import folder, own
 from w4gen.checkpoints.model import empty
 from w4gen.errors import CheckpointError, FormatError
 from w4gen.ir.types import Format
-from w4gen.models import by_pattern, chosen, kind_of, matches, patterns, unmatched
+from w4gen.patterns import by_pattern, check_matched, chosen, matches, patterns
 from w4gen.progress import tracked
 from w4gen.quantize import refuse_non_finite
 from w4gen.runtime.weight import Weight
@@ -68,9 +68,7 @@ def _forms(held: folder.Folder, choose: Mapping[str, Format], exclude: tuple[str
     """
     modules = empty(held, torch.float16).named_modules()
     layers = {name: module for name, module in modules if type(module) is torch.nn.Linear}
-    if missed := unmatched(layers, *choose, *exclude):
-        known = ", ".join(dict.fromkeys(map(kind_of, layers)))
-        raise CheckpointError(f"{held.path}: no linear layer matches {', '.join(map(repr, missed))}: they are called {known}")
+    check_matched(held.path, layers, *choose, *exclude)
     forms, count = dict[str, Format](), 0
     for name, module in layers.items():
         if f"{name}.weight" not in held.entries:  # a head that is tied

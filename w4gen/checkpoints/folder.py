@@ -24,6 +24,11 @@ logger = logging.getLogger("w4gen")
 INDEX = "model.safetensors.index.json"
 BESIDES = (".json", ".jinja", ".txt", ".model")
 """How the files of a model end that lie beside its tensors."""
+FETCHED = (
+    "give a path on this machine; `hf download NAME --local-dir DIR`, or huggingface_hub.snapshot_download('NAME'), fetches a "
+    "model of the Hub"
+)
+"""How one comes to files that are not there."""
 PICKLE = "is a pickle, whose loading can run code: save the model as safetensors"
 STARTS = {
     b"version https://git-lfs": "a pointer of Git LFS stands in its place: `git lfs pull` fetches the file",
@@ -92,8 +97,11 @@ def read(path: str | Path) -> Folder:
 
 def _files(path: Path) -> tuple[list[Path], dict[str, Path]]:
     """The files of a checkpoint, all there, and what its index says of each tensor."""
+    if path.is_file():
+        gguf = "a GGUF file is quantized already: w4gen.load runs it as it is, and w4gen pack keeps its codes"
+        raise CheckpointError(f"{path}: it is a file, not a folder with config.json and safetensors; {gguf}")
     if not path.is_dir():
-        raise CheckpointError(f"{path}: there is no such folder: give one with config.json and safetensors, or a GGUF file")
+        raise CheckpointError(f"{path}: there is no such folder: {FETCHED}")
     listed: dict[str, Path] = {}
     if (path / INDEX).exists():
         told = _json(path / INDEX).get("weight_map", {})

@@ -17,6 +17,7 @@ import torch
 
 from w4gen import quantize
 from w4gen.checkpoints import gguf_blocks
+from w4gen.checkpoints.folder import FETCHED
 from w4gen.errors import CheckpointError
 from w4gen.ir.types import Format
 from w4gen.quantize import Parts
@@ -129,8 +130,10 @@ def read(path: str | Path) -> File:
     if path.is_dir():
         held = ", ".join(sorted(each.name for each in path.glob("*.gguf"))) or "none"
         raise CheckpointError(f"{path}: it is a folder: give the GGUF file in it ({held})")
-    if not path.is_file() or path.stat().st_size == 0:
-        raise CheckpointError(f"{path}: {'the file is empty' if path.is_file() else 'there is no such file'}")
+    if not path.is_file():
+        raise CheckpointError(f"{path}: there is no such file or folder: {FETCHED}")
+    if path.stat().st_size == 0:
+        raise CheckpointError(f"{path}: the file is empty")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         facts, entries = _Header(data, path).all()
     stored = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from w4gen.checkpoints import dialects, folder, gguf
 from w4gen.errors import CheckpointError
-from w4gen.models import kind_of
+from w4gen.patterns import kind_of
 
 EMBEDDINGS = ("token_embd.weight", "position_embd.weight", "token_types.weight")
 """What GGUF calls the tables that tokens are looked up in."""

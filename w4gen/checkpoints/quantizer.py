@@ -20,7 +20,7 @@ from w4gen.checkpoints import dialects, own
 from w4gen.checkpoints.experts import make_room
 from w4gen.errors import CheckpointError
 from w4gen.ir.types import Format
-from w4gen.models import by_pattern, chosen, matches, patterns
+from w4gen.patterns import by_pattern, check_matched, chosen, matches, patterns
 from w4gen.runtime.linear import Linear
 from w4gen.runtime.weight import Weight
 
@@ -101,13 +101,17 @@ class W4GenQuantizer(HfQuantizer):  # type: ignore[misc]
         return Rounded(by_pattern(self.quantization_config.format))
 
     def _process_model_before_weight_loading(self, model: Any, **_: Any) -> None:
-        formats = self.quantization_config.formats if self.pre_quantized else {}
+        said = self.quantization_config
+        formats = said.formats if self.pre_quantized else {}
+        if not self.pre_quantized:
+            layers = [name for name, module in model.named_modules() if type(module) is torch.nn.Linear]
+            check_matched(type(model).__name__, layers, *said.format, *said.exclude)
         make_room(model, formats)
         for name, text in formats.items():
             module = model.get_submodule(name)
             if type(module) is not torch.nn.Linear:
                 raise CheckpointError(f"{name} is no linear layer of {type(model).__name__}: config.json may be of another model")
-            model.set_submodule(name, Stored(module, Format.parse(text), name in self.quantization_config.ordered))
+            model.set_submodule(name, Stored(module, Format.parse(text), name in said.ordered))
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> None:
         for name in [name for name, module in model.named_modules() if isinstance(module, Stored)]:
@@ -148,6 +152,12 @@ def _tell(model: Any, said: W4GenConfig) -> None:
     layers = _layers(model)
     said.formats = {name: str(layer.format) for name, layer in layers.items()}
     said.ordered = [name for name, layer in layers.items() if layer.order is not None]
+
+
+def foreign(model: Any) -> bool:
+    """Whether a model says that it is of another quantization method."""
+    said = getattr(model.config, "quantization_config", None) or {}
+    return (said.get("quant_method") if isinstance(said, Mapping) else said.quant_method) not in (None, own.NAME)
 
 
 def keep(model: Any) -> None:
