@@ -48,7 +48,7 @@ def pack(source: Path, arch: str, progress: bool = True) -> Path:
 
 
 def unpack(source: Path, target: Path, progress: bool = True) -> None:
-    """What `pack` made, as files of w4gen's own again: bit for bit the tensors that it was made of, where that was such a folder."""
+    """What `pack` made, as files of w4gen's own again: bit for bit the tensors it was made of, where that was such a folder."""
     held = folder.read(source)
     if not packed.claims(held.quantization):
         raise CheckpointError(f"{source}: it was not made by `w4gen pack`: give a folder called w4gen-ARCH")
