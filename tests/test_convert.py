@@ -95,6 +95,25 @@ def test_the_report_is_a_table_with_a_line_for_each_kind_of_layer() -> None:
     assert lines[-1] == "no linear layer matches 'lm_haed'"
 
 
+class Experts(torch.nn.Module):
+    """Weights of all experts in one tensor, as Transformers holds them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_up_proj = torch.nn.Parameter(torch.zeros(4, 96, 40))
+        self.scale = torch.nn.Parameter(torch.zeros(40))
+
+
+def test_weights_that_are_in_no_linear_layer_are_counted_once_and_told() -> None:
+    model = Model()  # its head is tied to the embedding
+    model.experts, model.again = Experts(), torch.nn.Embedding(50, 40)
+    model.again.weight = model.embed.weight
+    report = w4gen.convert(model, "int4_g32")
+    assert report.others == (("Experts", 4 * 96 * 40 * 4), ("Embedding", 50 * 40 * 4))
+    assert str(report).splitlines()[-1] == "other weights stay as they are, 69,440 bytes: Experts 61,440, Embedding 8,000"
+    assert w4gen.convert(torch.nn.Sequential(torch.nn.Linear(40, 24)), "int4_g32").others == ()
+
+
 @pytest.mark.parametrize(
     ("include", "exclude", "count"),
     [

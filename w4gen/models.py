@@ -46,12 +46,14 @@ class Skipped:
 class Report:
     """What `convert` did, layer by layer. `str()` is a table, with layers that differ only in a number in one line.
 
-    `unmatched` are the patterns that no linear layer's name matches: misspelt, perhaps.
+    `unmatched` are the patterns that no linear layer's name matches: misspelt, perhaps. `others` are the bytes of weights of two
+    or more dimensions in modules that are no linear layers, by the modules' type, largest first: they stay as they are.
     """
 
     converted: tuple[Converted, ...] = ()
     skipped: tuple[Skipped, ...] = ()
     unmatched: tuple[str, ...] = ()
+    others: tuple[tuple[str, int], ...] = ()
 
     @property
     def bytes_before(self) -> int:
@@ -76,6 +78,9 @@ class Report:
         count = f"{len(self.converted)} layers converted"
         lines.append(f"{count}: {self.bytes_before:,} -> {self.bytes_after:,} bytes of weights{times}")
         lines += reasons("skipped", self.skipped)
+        if self.others:
+            each = ", ".join(f"{kind} {size:,}" for kind, size in self.others)
+            lines.append(f"other weights stay as they are, {sum(size for _, size in self.others):,} bytes: {each}")
         lines += [f"no linear layer matches {pattern!r}" for pattern in self.unmatched]
         return "\n".join(lines)
 
@@ -139,7 +144,7 @@ def convert(
     if converted:
         _keep(model)
     every = [name for names in layers for name in names]
-    return Report(tuple(converted), tuple(skipped), unmatched(every, *choose, *include, *exclude))
+    return Report(tuple(converted), tuple(skipped), unmatched(every, *choose, *include, *exclude), _others(model))
 
 
 def of_transformers(model: Any) -> bool:
@@ -171,6 +176,17 @@ def _layers(model: torch.nn.Module) -> list[list[str]]:
         if isinstance(module, torch.nn.Linear | Linear):
             names[id(module)].append(name)
     return list(names.values())
+
+
+def _others(model: torch.nn.Module) -> tuple[tuple[str, int], ...]:
+    """`Report.others`: a tensor that several modules hold counts once."""
+    sizes, seen = Counter[str](), set[object]()
+    for module in model.modules():
+        for each in () if isinstance(module, torch.nn.Linear | Linear) else module.parameters(recurse=False):
+            if each.dim() > 1 and _place(each) not in seen:
+                seen.add(_place(each))
+                sizes[type(module).__name__] += each.nbytes
+    return tuple(sizes.most_common())
 
 
 def _holders(model: torch.nn.Module) -> dict[object, list[str]]:
