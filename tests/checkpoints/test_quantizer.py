@@ -68,6 +68,17 @@ def test_a_converted_model_is_saved_and_loaded(plain, tmp_path):
         assert type(found.mlp.up_proj) is torch.nn.Linear
 
 
+def test_a_gated_model_is_saved_under_the_names_of_its_layers(plain, tmp_path):
+    _, model = plain
+    w4gen.convert(model, "int4_g32")
+    truth = model(IDS).logits
+    assert any("mlp.up_proj" in name for each in w4gen.merge(model, gated=True).merged for name in each.names)
+    model.save_pretrained(tmp_path / "out")
+    for again in (w4gen.load(tmp_path / "out", torch.float32), loaded(tmp_path / "out")):
+        assert torch.equal(again(IDS).logits, truth)
+        assert again.model.layers[0].mlp.gate_proj.format.label == "int4_g32"
+
+
 def test_what_was_left_is_converted_later_and_saved(plain, tmp_path):
     path, _ = plain
     model = loaded(path, quantization_config=w4gen.W4GenConfig("nf4_g64", exclude="lm_head"))

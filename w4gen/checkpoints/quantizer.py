@@ -21,6 +21,7 @@ from w4gen.checkpoints.experts import make_room
 from w4gen.errors import CheckpointError
 from w4gen.ir.types import Format
 from w4gen.patterns import by_pattern, check_matched, chosen, matches, patterns
+from w4gen.runtime.gated import NAMES, Pair
 from w4gen.runtime.linear import Linear
 from w4gen.runtime.weight import Weight
 
@@ -125,7 +126,8 @@ class W4GenQuantizer(HfQuantizer):  # type: ignore[misc]
         layers = _layers(model)
         under = tuple(f"{name}." for name in layers)
         state = {key: tensor for key, tensor in model.state_dict().items() if not key.startswith(under)}
-        for name, layer in layers.items():
+        for name, held in layers.items():
+            layer = held.layers()[name.rpartition(".")[2]] if isinstance(held, Pair) else held
             state |= {f"{name}.{each}": tensor for each, tensor in own.write(layer.weight, layer.order, layer.bias).items()}
         _tell(model, self.quantization_config)
         return state, own.metadata(state, self.quantization_config.formats)
@@ -143,8 +145,14 @@ class W4GenQuantizer(HfQuantizer):  # type: ignore[misc]
 
 
 def _layers(model: Any) -> dict[str, Linear]:
-    """The w4gen layers of a model, by name."""
-    return {name: module for name, module in model.named_modules() if isinstance(module, Linear)}
+    """The w4gen layers of a model by the names that they are saved under: of gate and up as one, both have it."""
+    found = dict[str, Linear]()
+    for name, module in model.named_modules():
+        if isinstance(module, Pair):
+            found |= {f"{name.rpartition('.')[0]}.{each}": module for each in NAMES}
+        elif isinstance(module, Linear):
+            found[name] = module
+    return found
 
 
 def _tell(model: Any, said: W4GenConfig) -> None:
