@@ -115,12 +115,18 @@ def compiled(asks: Iterable[Question], workers: int = 0, wanted: Callable[[Quest
 
 def needed(asks: Iterable[Ask], progress: bool = True) -> dict[Ask, Done]:
     """Compile what will be called: what became of each ask. Raises `ToolchainError` where one does not compile."""
-    wanted, found = longest_first(asks), dict[Ask, Done]()
-    for done in tracked(compiled(wanted), len(wanted), "compiling", progress):
+    found = dict[Ask, Done]()
+    for done in every(asks, progress=progress):
         if done.error:
             raise ToolchainError(f"{done.ask.problem} does not compile: {done.error}")
         found[done.ask] = done
     return found
+
+
+def every(asks: Iterable[Ask], workers: int = 0, progress: bool = True) -> Iterator[Done]:
+    """`compiled`, in the order in which all are done soonest, with progress."""
+    wanted = longest_first(asks)
+    return tracked(compiled(wanted, workers), len(wanted), "compiling", progress)
 
 
 def longest_first(asks: Iterable[Ask]) -> list[Ask]:

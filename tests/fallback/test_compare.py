@@ -140,7 +140,7 @@ def test_our_first_call_counts_packing_and_compiling_too(
         time.sleep(packings[-1])
         return w
 
-    monkeypatch.setattr(ahead, "compiled", lambda asks: (ahead.Done(ask, cached=cached, seconds=7.5) for ask in asks))
+    monkeypatch.setattr(ahead, "compiled", lambda asks, workers: (ahead.Done(ask, cached=cached, seconds=7.5) for ask in asks))
     monkeypatch.setattr(compare, "here", lambda: CPU)
     monkeypatch.setattr(compare, "stored_for", stored_for)
     facts = compare.compare(["256x64"], tokens=[2], progress=lambda line: None)

@@ -35,7 +35,7 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[ahead.Ask]:
     """A GPU that is made up: it takes 10 us, and one more for each row. What was compiled ahead."""
     asked: list[ahead.Ask] = []
 
-    def compiled(asks: Iterable[ahead.Ask]) -> Iterator[ahead.Done]:
+    def compiled(asks: Iterable[ahead.Ask], workers: int) -> Iterator[ahead.Done]:
         asked.extend(dict.fromkeys(asks))
         yield from map(ahead.Done, asked)
 
@@ -94,7 +94,7 @@ def test_an_arch_that_is_named_is_predicted_where_a_gpu_is_too(on_a_gpu: list[ah
 
 
 def test_what_does_not_compile_is_told(on_a_gpu: list[ahead.Ask], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "compiled", lambda asks: iter([ahead.Done(asks[0], error="too odd")]))
+    monkeypatch.setattr(ahead, "compiled", lambda asks, workers: iter([ahead.Done(asks[0], error="too odd")]))
     with pytest.raises(ToolchainError, match=r"n=256 k=512 .* does not compile: too odd"):
         w4gen.curve("512x256", (1,), progress=False)
 

@@ -105,9 +105,7 @@ def told(row: dict[str, Any]) -> str:
 
 
 @click.command()
-@click.option(
-    "--layer", "layers", multiple=True, help="KxN (inputs x outputs), repeatable; eleven layers of known models by default"
-)
+@click.option("--layer", "layers", multiple=True, help="KxN (inputs x outputs), repeatable; layers of known models by default")
 @click.option("--m", "tokens", multiple=True, type=int, default=(512,), show_default=True, help="rows of dY, repeatable")
 @click.option("--format", "formats", multiple=True, default=("int4_g128",), show_default=True)
 @click.option("--dtype", "kinds", multiple=True, default=("float16",), show_default=True)

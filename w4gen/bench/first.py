@@ -96,7 +96,7 @@ def tell_warmed(arch: str, form: str, workers: str) -> None:
     sizes = {(each.n, each.k) for each in layers(read(Path(MODEL))) if "lm_head" not in each.names}
     asks = [ahead.Ask(problem_of(m=m, n=n, k=k, format=form), named(arch)) for n, k in sorted(sizes) for m in ROWS]
     start = time.perf_counter()
-    done = list(ahead.compiled(ahead.longest_first(asks), int(workers)))
+    done = list(ahead.every(asks, int(workers), progress=False))
     seconds = time.perf_counter() - start
     failed = [each.error or "it was there before" for each in done if each.error or each.cached]
     spent = {"seconds": round(seconds, 2), "compiling_s": round(sum(each.seconds for each in done), 2), "failed": failed}

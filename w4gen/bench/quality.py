@@ -191,7 +191,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
-    start = time.perf_counter()
+    start, about = time.perf_counter(), {**facts("w4gen.bench.quality"), "python": platform.python_version()}
     results = json.loads(options.out.read_text()) if options.out.exists() else {}
     steps: dict[str, Callable[[Subject, str], Figures]] = {way: partial(figures, way=way) for way in QUANTIZERS}
     steps |= {"halves": through_kernels} if options.device == "cuda" else {}
@@ -203,9 +203,9 @@ def main() -> None:
             row = kept.setdefault("formats", {}).setdefault(label, {})
             if way in row or time.perf_counter() - start > options.budget:
                 continue
-            row[way] = {**steps[way](held, label), "on": facts("")["device"] if options.device == "cuda" else "cpu"}
+            row[way] = {**steps[way](held, label), "on": about["device"] if options.device == "cuda" else "cpu"}
             print(f"{time.perf_counter() - start:6.0f} s  {name} {label} {way} {row[way]}", file=sys.stderr, flush=True)
-            write(options.out, {**results, "facts": {**facts("w4gen.bench.quality"), "python": platform.python_version()}})
+            write(options.out, {**results, "facts": about})
 
 
 if __name__ == "__main__":

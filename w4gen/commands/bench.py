@@ -24,9 +24,7 @@ from w4gen.layers import shapes as layers_of
     "--cold", is_flag=True, help="what a shape costs before its first answer: repack, compile, load; and when it has paid"
 )
 @click.option("--shape", "shapes", multiple=True, help=f"with --ablate or --cold: {SHAPE_HELP}; repeatable")
-@click.option(
-    "--layer", "layers", multiple=True, help="KxN (inputs x outputs); repeatable; eleven layers of known models by default"
-)
+@click.option("--layer", "layers", multiple=True, help="KxN (inputs x outputs); repeatable; layers of known models by default")
 @click.option("--random", "some", default=0, help="that many random layers, K and N in 64 … 32768, multiples of 8")
 @click.option("--m", "tokens", multiple=True, type=int, default=(1, 8), show_default=True, help="rows of x; repeatable")
 @click.option("--format", "formats", multiple=True, default=("int4_g128",), show_default=True, help="or FILE.py:NAME; repeatable")

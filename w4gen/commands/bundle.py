@@ -20,7 +20,6 @@ from w4gen.errors import CacheError, W4Error
 from w4gen.ir.problem import PAIRED, Problem
 from w4gen.ir.types import Format
 from w4gen.layers import GATE_UP, Layer, layers, merged, read
-from w4gen.progress import tracked
 from w4gen.schedule import arch as arches
 
 NEEDED = ("json", "facts", "cubin", "hsaco")
@@ -59,7 +58,7 @@ def bundled(
     problems = of_model(model, tp, options["m"] or "1,16,256", form, options["dtype"], together)
     asks = [Ask(problem, arch) for arch in archs for problem in problems]
     found = list(dict.fromkeys(layer for layer, _ in problems.values()))
-    done = list(tracked(ahead.compiled(asks), len(asks), "compiling"))
+    done = list(ahead.every(asks))
     contents = packed([each.ask for each in done if not each.error], kinds)
     bundle.write(out, contents)
     tell_of(found, done, out, as_json, time.perf_counter() - start)

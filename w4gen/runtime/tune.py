@@ -16,7 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TypeAlias
 
 import torch
@@ -163,7 +163,8 @@ def tune(
 
 def known(problem: Problem, arch: Arch) -> bool:
     """Whether a row of this very device answers, timed with this Triton."""
-    return ((row := tuned.tuned(problem, arch)) and (row.device, row.triton)) == (arch.device, toolchain.version())
+    row = tuned.tuned(problem, arch)
+    return row is not None and (row.device, row.triton) == (arch.device, toolchain.version())
 
 
 def ready(ask: Ask, stream: Iterator[Done], finished: dict[Ask, Done]) -> Done:
@@ -266,12 +267,7 @@ def rehearsed(kernel: Kernel, x: torch.Tensor, copies: Sequence[Weight], bias: t
     outputs = [torch.full(sizes, torch.nan, dtype=torch_dtype(kernel.problem.y), device=x.device) for _ in copies]
     try:
         launch = launcher(kernel, x.device)
-        replayed = captured(
-            [
-                lambda y=y, each=each: launch(y, x, *each.buffers, bias, m)  # type: ignore[misc]
-                for y, each in zip(outputs, copies, strict=True)
-            ]
-        )
+        replayed = captured([partial(launch, y, x, *each.buffers, bias, m) for y, each in zip(outputs, copies, strict=True)])
     except TritonError as error:
         raise ScheduleError(f"the GPU refuses it: {error}") from error
 

@@ -14,7 +14,6 @@ from w4gen import ahead, knobs
 from w4gen.errors import ArchError
 from w4gen.ir.problem import EVERY, PAIRED, Problem
 from w4gen.ir.types import DType
-from w4gen.progress import tracked
 from w4gen.runtime import dtypes
 from w4gen.runtime.launch import arch_of
 from w4gen.runtime.linear import Linear
@@ -66,10 +65,9 @@ def warmup(
         for m in ([ms] if isinstance(ms, int) else ms)
         for problem in problems(layer, m, x, target, gradients, residuals)
     ]
-    asks = list(dict.fromkeys(asks))
     if not asks:
         log.warning("nothing is compiled: no layer of the model is w4gen's (w4gen.convert makes them), or no M was given")
-    done = list(tracked(ahead.compiled(asks, workers), len(asks), "compiling", progress))
+    done = list(ahead.every(asks, workers, progress))
     made = [each for each in done if not each.error]
     found = sum(each.cached for each in made)
     return Warmed(len(made) - found, found, time.perf_counter() - start, tuple(each.error for each in done if each.error))
