@@ -152,6 +152,21 @@ def test_our_first_call_counts_packing_and_compiling_too(
     assert f"*first*, s: w4gen {found['first_s']:.2f}, " in report.section(tmp_path / "it.json")
 
 
+def test_what_is_measured_is_kept_when_it_is_stopped(on_a_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    def progress(line: str) -> None:
+        told.append(line)
+        if len(told) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(compare, "here", lambda: CPU)
+    monkeypatch.setattr(ahead, "compiled", lambda asks, workers: (ahead.Done(ask) for ask in asks))
+    rows = compare.compare(["256x64"], tokens=[1, 2, 3], progress=progress)["rows"]
+    assert [each["m"] for each in rows] == [1, 2]
+    assert told[2] == "stopped: 2 of 3 rows are kept"
+
+
 @pytest.mark.parametrize(
     ("format", "takers"),
     [

@@ -181,15 +181,19 @@ def compare(
 ) -> dict[str, Any]:
     """Compare with others on the GPU present: for each layer `KxN`, M, format and type of x a row; `progress` is told each.
 
-    With no layers, `count` random ones, or those of known models. Raises `W4Error` where a shape has no kernel.
+    With no layers, `count` random ones, or those of known models. Ctrl-C ends it with the rows that there are. Raises `W4Error`
+    where a shape has no kernel.
     """
     asks = [(*shape, form, kind) for kind, form, shape in itertools.product(kinds, formats, shapes(layers, count, tokens))]
     made = ahead.needed(asked(rows, *ask[1:]) for ask in asks for rows in (ask[0], LARGEST))  # before times are taken
     found = []
     device = here()
-    for ask in asks:
-        done = made[asked(*ask)]
-        found.append(row := measure(*ask, device, with_peers, None if done.cached else round(done.seconds, 3)))
-        progress(told("x".join(map(str, ask[:3])), row))
-        torch.cuda.empty_cache()
+    try:
+        for ask in asks:
+            done = made[asked(*ask)]
+            found.append(row := measure(*ask, device, with_peers, None if done.cached else round(done.seconds, 3)))
+            progress(told("x".join(map(str, ask[:3])), row))
+            torch.cuda.empty_cache()
+    except KeyboardInterrupt:
+        progress(f"stopped: {len(found)} of {len(asks)} rows are kept")
     return checked(facts("w4gen.cli") | {"method": METHOD, "rows": found})
