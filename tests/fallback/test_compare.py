@@ -162,9 +162,15 @@ def test_what_is_measured_is_kept_when_it_is_stopped(on_a_gpu: None, monkeypatch
 
     monkeypatch.setattr(compare, "here", lambda: CPU)
     monkeypatch.setattr(ahead, "compiled", lambda asks, workers: (ahead.Done(ask) for ask in asks))
-    rows = compare.compare(["256x64"], tokens=[1, 2, 3], progress=progress)["rows"]
+    rows = compare.compare(["256x64"], tokens=[1, 2, 3], progress=progress, peers=["humming"])["rows"]
     assert [each["m"] for each in rows] == [1, 2]
     assert told[2] == "stopped: 2 of 3 rows are kept"
+    assert [each["name"] for each in rows[0]["others"]] == ["dequantize, matmul", "humming"], "the peers asked for"
+
+
+def test_a_peer_that_is_none_is_refused_before_anything_is_compiled() -> None:
+    with pytest.raises(PeerError, match="marlin is no peer: give one of tinygemm, gemlite, humming, bitsandbytes"):
+        compare.compare(["256x64"], peers=["humming", "marlin"])
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_a_layer_is_tuned_and_used(m: int, fresh_cache: Path) -> None:
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs")
 def test_all_gpus_tune(fresh_cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A process on each; what they find is in one file."""
-    asked = [(problem_of(m=m, n=n, k=4096), m, 1) for n in (1024, 4096) for m in (1, 16)]
+    asked = [(problem_of(m=m, n=n, k=4096), m, 1) for n in (1048, 3072) for m in (1, 16)]  # of no model
     found = list(w4gen.tune(asked, 40))
     assert not caplog.records
     assert {str(each.problem) for each, _, _ in found} == {str(problem) for problem, _, _ in asked}

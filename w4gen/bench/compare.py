@@ -21,7 +21,7 @@ from w4gen.bench.contenders import Contender, answering, contender, host_us, onc
 from w4gen.bench.facts import facts, here
 from w4gen.bench.floors import floor
 from w4gen.bench.noise import checked, too_fast
-from w4gen.bench.peers import Given
+from w4gen.bench.peers import PEERS, Given, Peer, chosen
 from w4gen.ir.rounding import limit
 from w4gen.ir.types import Format
 from w4gen.ir.types import dtype as named_dtype
@@ -76,7 +76,7 @@ def measure(
     format: str | Format,
     dtype: str,
     device: torch.device,
-    with_peers: bool = True,
+    peers: Sequence[Peer] = PEERS,
     compile_s: float | None = None,
 ) -> dict[str, Any]:
     """One row: microseconds of w4gen, cuBLAS, the others and the floor, the errors, the repeats.
@@ -97,8 +97,7 @@ def measure(
     cublas = contender("cuBLAS", partial(dense_over, x, dense), copies_for(dense.nbytes, device), truth)
     name, multiply = "dequantize, matmul", dequantized(w, dtype)
     others: dict[str, Contender | str] = {name: contender(name, lambda: partial(multiply, x, w.clone()), few, truth)}
-    if with_peers:
-        others |= answering(given, x, truth, w.nbytes, once_us(cublas.calls[0]))
+    others |= answering(peers, given, x, truth, w.nbytes, once_us(cublas.calls[0]))
     there = [ours, cublas, *(each for each in others.values() if isinstance(each, Contender))]
     times, spent = timed(there), host_us(there, m)
     least, dense_least = floor(w.nbytes, device, bool(kernel.schedule.overlap)), floor(dense.nbytes, device, False)
@@ -177,13 +176,14 @@ def compare(
     formats: Sequence[str | Format] = ("int4_g128",),
     kinds: Sequence[str] = ("float16",),
     progress: Callable[[str], Any] = print,
-    with_peers: bool = True,
+    peers: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Compare with others on the GPU present: for each layer `KxN`, M, format and type of x a row; `progress` is told each.
 
-    With no layers, `count` random ones, or those of known models. Ctrl-C ends it with the rows that there are. Raises `W4Error`
-    where a shape has no kernel.
+    With no layers, `count` random ones, or those of known models; peers by name, all with None. Ctrl-C ends it with the rows
+    that there are. Raises `W4Error` where a shape has no kernel.
     """
+    them = chosen(peers)
     asks = [(*shape, form, kind) for kind, form, shape in itertools.product(kinds, formats, shapes(layers, count, tokens))]
     made = ahead.needed(asked(rows, *ask[1:]) for ask in asks for rows in (ask[0], LARGEST))  # before times are taken
     found = []
@@ -191,7 +191,7 @@ def compare(
     try:
         for ask in asks:
             done = made[asked(*ask)]
-            found.append(row := measure(*ask, device, with_peers, None if done.cached else round(done.seconds, 3)))
+            found.append(row := measure(*ask, device, them, None if done.cached else round(done.seconds, 3)))
             progress(told("x".join(map(str, ask[:3])), row))
             torch.cuda.empty_cache()
     except KeyboardInterrupt:

@@ -13,7 +13,7 @@ import torch
 
 from w4gen.bench import host
 from w4gen.bench.noise import WRONG
-from w4gen.bench.peers import PEERS, Given, Peer, PeerError
+from w4gen.bench.peers import Given, Peer, PeerError
 from w4gen.runtime.reference import error
 from w4gen.runtime.timer import Timing, captured, copies_for
 
@@ -92,9 +92,11 @@ def once_us(call: Call) -> float:
     return start.elapsed_time(end) * 1e3
 
 
-def answering(given: Given, x: torch.Tensor, truth: torch.Tensor, nbytes: int, cublas_us: float) -> dict[str, Contender | str]:
+def answering(
+    peers: Sequence[Peer], given: Given, x: torch.Tensor, truth: torch.Tensor, nbytes: int, cublas_us: float
+) -> dict[str, Contender | str]:
     """Every peer by name, or why it does not answer."""
-    return {each.name: peer(each, given, x, truth, nbytes, cublas_us) for each in PEERS}
+    return {each.name: peer(each, given, x, truth, nbytes, cublas_us) for each in peers}
 
 
 def timed(contenders: Sequence[Contender], rounds: int = ROUNDS) -> dict[str, Timing]:

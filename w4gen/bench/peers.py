@@ -6,7 +6,7 @@ A peer is loaded when it is asked for. One that is not installed, does not take 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -133,3 +133,12 @@ PEERS = (
     Peer("humming", "humming-kernels", "humming.layer", grouped_int4, INT4, humming),
     Peer("bitsandbytes", "bitsandbytes", "bitsandbytes", blocks_of_nf4, NF4, bitsandbytes),
 )
+
+
+def chosen(names: Sequence[str] | None) -> tuple[Peer, ...]:
+    """Peers by name; all of them for None. Raises `PeerError` on a name that is none's."""
+    known = {each.name: each for each in PEERS}
+    for name in names or ():
+        if name not in known:
+            raise PeerError(f"{name} is no peer: give one of {', '.join(known)}")
+    return PEERS if names is None else tuple(known[name] for name in names)

@@ -30,6 +30,7 @@ from w4gen.layers import shapes as layers_of
 @click.option("--format", "formats", multiple=True, default=("int4_g128",), show_default=True, help="or FILE.py:NAME; repeatable")
 @click.option("--dtype", "kinds", multiple=True, default=("float16",), show_default=True, help="of x and y; repeatable")
 @click.option("--peers/--no-peers", default=True, show_default=True, help="time kernels of other libraries too, where they are")
+@click.option("--peer", "names", multiple=True, help="gemlite, humming …: that library alone; repeatable")
 @click.option(
     "--against", "old", type=click.Path(path_type=Path), help="older JSON file of the same rows: what is slower, wrong or gone"
 )
@@ -47,6 +48,7 @@ def bench(
     formats: tuple[str, ...],
     kinds: tuple[str, ...],
     peers: bool,
+    names: tuple[str, ...],
     old: Path | None,
     now: Path | None,
     out: Path | None,
@@ -78,7 +80,8 @@ def bench(
     elif cold:
         facts = w4gen.cold(shapes, forms, kinds, quiet if as_json else paid)
     else:
-        facts = w4gen.compare(layers, some, tokens, forms, kinds, quiet if as_json else click.echo, peers)
+        others = (names or None) if peers else ()
+        facts = w4gen.compare(layers, some, tokens, forms, kinds, quiet if as_json else click.echo, others)
     if out is not None:
         write(out, facts)
     if as_json:
