@@ -31,15 +31,16 @@ def test_perplexity_is_that_of_a_plain_loop():
         for word, following in itertools.pairwise(window):
             chances = torch.softmax(model(torch.tensor([[word]])).logits[0, 0].double(), 0)
             losses.append(-math.log(chances[following].item()))
-    assert quality.perplexity(model, windows) == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-5)
+    found = quality.perplexity(model, windows.split(2))["perplexity"]
+    assert found == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-5)
 
 
 def test_a_figure_states_what_a_quantizer_does():
     model, windows = Tiny(), torch.arange(24).reshape(2, 12) % 7
-    score = lambda each: {"perplexity": quality.perplexity(each, windows)}  # noqa: E731
-    held = quality.subject(model, ["up"], score, None, tokens=24)
+    parts = windows.split(2), windows.reshape(-1, 4).split(1)
+    held = quality.subject(model, ["up"], quality.perplexity, parts, None, tokens=24)
     plain = held.shipped["perplexity"]
-    assert held.shipped == {"tokens": 24, "layers": 1, "perplexity": quality.perplexity(Tiny(), windows)}
+    assert held.shipped == {"tokens": 24, "layers": 1, **quality.perplexity(Tiny(), [windows])}
     exact = quality.figures(held, "int8_row_f32", "rounded")
     rounded, clipped = (quality.figures(held, "int2_g32", way) for way in ("rounded", "clipped"))
     assert exact["perplexity"] == pytest.approx(plain, rel=0.01)
@@ -48,6 +49,7 @@ def test_a_figure_states_what_a_quantizer_does():
     assert quality.put(model, held.weights, lambda weight: weight * 1.25) == pytest.approx(0.25)
     halves = quality.through_kernels(held, "int4_g32")
     assert halves["kernels"] == pytest.approx(halves["dense"], rel=0.002)
+    assert halves["dense"] != rounded["perplexity"], "on shorter windows"
     assert isinstance(model.up, torch.nn.Linear)
 
 
@@ -58,9 +60,8 @@ def test_embeddings_are_means_over_tokens():
     found = quality.embeddings(model, [{"attention_mask": mask}])
     mean = states[0, :3].mean(0)
     assert torch.allclose(found[0], mean / mean.norm())
-    other = -found
-    assert quality.agreement(found, found)["least"] == pytest.approx(1)
-    assert quality.agreement(found, other)["cosine"] == pytest.approx(-1)
+    assert quality.agreement(found, model, [{"attention_mask": mask}])["least"] == pytest.approx(1)
+    assert quality.agreement(-found, model, [{"attention_mask": mask}])["cosine"] == pytest.approx(-1)
 
 
 RESULTS = {

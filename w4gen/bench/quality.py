@@ -28,7 +28,7 @@ import torch
 
 from w4gen import quantize
 from w4gen.bench.facts import facts
-from w4gen.bench.quality_report import LONGEST, RESULTS, WINDOW
+from w4gen.bench.quality_report import FEW, LONGEST, RESULTS, WINDOW
 from w4gen.bench.results import write
 from w4gen.checkpoints import gguf_model
 from w4gen.formats import named
@@ -57,18 +57,23 @@ QUANTIZERS: dict[str, Quantizer] = {
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A model, the weights of its linear layers as shipped, what it scores as shipped, and how it is scored."""
+    """A model, the weights of its linear layers as shipped, what it scores as shipped, and how it is scored: also by few rows a
+    call, which generated kernels multiply."""
 
     model: Any
     weights: dict[str, torch.Tensor]
     shipped: Figures
     score: Callable[[Any], Figures]
+    few: Callable[[Any], Figures]
 
 
-def subject(model: Any, names: Iterable[str], score: Callable[[Any], Figures], known: Figures | None, **told: float) -> Subject:
+def subject(
+    model: Any, names: Iterable[str], score: Callable[..., Figures], parts: tuple[Any, Any], known: Figures | None, **told: float
+) -> Subject:
     """A model with the layers that are rounded; it is scored as shipped where that is not known from an earlier run."""
     weights = {name: model.get_submodule(name).weight.detach().clone() for name in names}
-    return Subject(model, weights, known or {**told, "layers": len(weights), **score(model)}, score)
+    many, few = (partial(score, texts=each) for each in parts)
+    return Subject(model, weights, known or {**told, "layers": len(weights), **many(model)}, many, few)
 
 
 def corpus(tokenizer: Any, tokens: int) -> torch.Tensor:
@@ -78,13 +83,13 @@ def corpus(tokenizer: Any, tokens: int) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def perplexity(model: Any, windows: torch.Tensor) -> float:
-    """exp of the mean loss of each next token, four windows at a time."""
+def perplexity(model: Any, texts: Iterable[torch.Tensor]) -> Figures:
+    """exp of the mean loss of each next token. texts: of i64[windows, tokens]."""
     losses = []
-    for batch in windows.split(4):
+    for batch in texts:
         logits = model(batch).logits[:, :-1].float()
         losses.append(torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="none"))
-    return float(torch.cat(losses).mean().exp())
+    return {"perplexity": float(torch.cat(losses).mean().exp())}
 
 
 @torch.inference_mode()
@@ -97,9 +102,9 @@ def embeddings(model: Any, batches: Iterable[Any]) -> torch.Tensor:
     return torch.nn.functional.normalize(torch.cat(found))
 
 
-def agreement(found: torch.Tensor, truth: torch.Tensor) -> Figures:
-    """The cosines of embeddings of length 1 with those as shipped: the mean and the least."""
-    cosine = (found * truth).sum(1)
+def agreement(truth: torch.Tensor, model: Any, texts: Iterable[Any]) -> Figures:
+    """The cosines of a model's embeddings with those as shipped: the mean and the least."""
+    cosine = (embeddings(model, texts) * truth).sum(1)
     return {"cosine": float(cosine.mean()), "least": float(cosine.min())}
 
 
@@ -140,7 +145,8 @@ def language(tokens: int, device: str, known: Figures | None) -> Subject:
     told = {} if known else {"tokens": windows.numel(), "difference": difference(model, file, windows[:1])}
     names = [name for name, each in model.named_modules() if isinstance(each, torch.nn.Linear) and name != "lm_head"]
     model, windows = model.to(device), windows.to(device)
-    return subject(model, names, lambda each: {"perplexity": perplexity(each, windows)}, known, **told)
+    parts = windows.split(4), windows.reshape(-1, FEW).split(1)
+    return subject(model, names, perplexity, parts, known, **told)
 
 
 @torch.inference_mode()
@@ -157,27 +163,26 @@ def sentences(tokens: int, device: str, known: Figures | None) -> Subject:
     tokenizer, model = (each.from_pretrained(folder) for each in (transformers.AutoTokenizer, transformers.AutoModel))
     model = model.float().eval().to(device)
     texts = [text for name in sorted(topics) for text in topics[name].split("\n\n") if len(text) > 80][:TEXTS]
-    batches = [
-        tokenizer(texts[at : at + 32], return_tensors="pt", padding=True, truncation=True, max_length=LONGEST).to(device)
-        for at in range(0, len(texts), 32)
-    ]
-    truth = embeddings(model, batches)
+    prepared = partial(tokenizer, return_tensors="pt", padding=True, truncation=True, max_length=LONGEST)
+    parts = tuple([prepared(texts[at : at + size]).to(device) for at in range(0, len(texts), size)] for size in (32, 1))
+    truth = embeddings(model, parts[0])
     names = [name for name, each in model.named_modules() if isinstance(each, torch.nn.Linear) and "pooler" not in name]
-    return subject(model, names, lambda each: agreement(embeddings(each, batches), truth), known, texts=len(texts))
+    return subject(model, names, partial(agreement, truth), parts, known, texts=len(texts))
 
 
 SUBJECTS = {"language": language, "sentences": sentences}
 
 
 def through_kernels(held: Subject, label: str) -> Figures:
-    """Scores in float16 on a GPU: of dense layers that hold the rounded weights, and of kernels over their codes."""
+    """Scores in float16 on a GPU, by few rows a call: of dense layers that hold the rounded weights, and of kernels over their
+    codes."""
     form, model = named(label), torch.nn.Module.half(copy.deepcopy(held.model))  # some releases refuse `model.half()` after GGUF
     halves = {name: weight.half().float() for name, weight in held.weights.items()}
     put(model, halves, lambda weight: rounded(weight, form))
-    (name, dense), *_ = held.score(model).items()
+    (name, dense), *_ = held.few(model).items()
     put(model, halves, lambda weight: weight)
     convert(model, form, include=list(halves), progress=False)
-    return {"dense": dense, "kernels": held.score(model)[name]}
+    return {"dense": dense, "kernels": held.few(model)[name]}
 
 
 def main() -> None:
