@@ -274,7 +274,7 @@ def _binary(files: dict[str, bytes], cached: bool) -> Binary:
 
 def _options(kernel: Kernel) -> str:
     # multiply-adds are one instruction; releases of Triton differ in what they do where it is not said
-    options = {"num_warps": kernel.schedule.warps, "num_stages": kernel.schedule.stages, "enable_fp_fusion": True}
+    options = {"num_warps": kernel.schedule.launched, "num_stages": kernel.schedule.stages, "enable_fp_fusion": True}
     options |= {"maxnreg": kernel.schedule.maxnreg} if kernel.schedule.maxnreg else {}
     return json.dumps(options)
 

@@ -27,10 +27,27 @@ class MmaPrinter(GluonPrinter):
 
     DOT = Dot(("k",), "mma", "left")
 
+    def __init__(self, program: Program, schedule: Schedule, features: frozenset[str] = frozenset()) -> None:
+        super().__init__(program, schedule, features)
+        copies, blocks = self.blocks["m"] // 4, self.blocks["n"] // 16
+        if copies % schedule.teams or blocks % schedule.teams:
+            raise TemplateError(
+                f"gemv_mma gives each of {schedule.teams} teams as many of {blocks} times 16 outputs, and of {copies} copies of x"
+            )
+
+    @property
+    def rows(self) -> int:
+        return super().rows // int(self.schedule.teams)
+
+    @property
+    def warps(self) -> int:
+        return super().warps * int(self.schedule.teams)
+
     def calls(self) -> dict[str, Any]:
         each = self.blocks["m"] * 128
         own = {"ring": self.ring, "ring_bytes": self.ring * self.schedule.warps * each, "pair": self.pair}
         own["near"] = 2 if self.activation == PAIRED else 1
+        own |= {"products": self.products(), "multiply": self.multiply, "zeros": ", ".join(["zero"] * 4 * self.parallel)}
         return super().calls() | own | {"laps": self.laps}
 
     @property
@@ -68,7 +85,7 @@ class MmaPrinter(GluonPrinter):
         tiles, words = self.blocks["m"] // 8, self.step_k * self.bits // 64
         scales = 0 if self.apart else self.groups * self.scale_bits / 16 * ptx.instructions(self.scale_ptx())
         products = self.step_k // 16 + 4 * self.groups * self.parallel + self.step_k // 8
-        return self.blocks["n"] // 16 * (words * ptx.instructions(self.decoding_ptx()) + scales + tiles * products)
+        return self.rows * (words * ptx.instructions(self.decoding_ptx()) + scales + tiles * products)
 
     def along(self, name: str, k: int) -> int | None:
         """Scales, or zeros, from one to what is `k` inputs further; None where these are not whole pieces of what is stored."""
@@ -97,10 +114,11 @@ class MmaPrinter(GluonPrinter):
     def constants(self) -> str:
         rows = [
             ("TILES", self.blocks["m"] // 8, "times 8 rows of x"),
+            ("TEAMS", self.schedule.teams, "times the outputs of a warp, all with the same rows of x"),
             ("PIECES", self.step_k // 64, "times 64 inputs in a step"),
             ("RING", self.ring, "pieces of x in flight"),
             ("GROUPS", self.groups, "scales of an output in a step"),
-            ("CHAINS", self.parallel, "sums of the instructions under one scale"),
+            ("TOGETHER", self.together, "times 16 inputs multiplied by one text"),
             *(self.of_laps() if self.laps else []),
         ]
         return super().constants() + "\n" + constants(rows, "gl")
@@ -108,7 +126,7 @@ class MmaPrinter(GluonPrinter):
     def load(self, operand: str, extra: str = "") -> str:
         if operand == "x":
             self.ledger.update(self.chains["x"])
-            return "x = x_ptr + ((base + lane // 8) * K + worker * BLOCK_K + lane % 8 * 8)"
+            return "x = x_ptr + ((base + own) * K + worker * BLOCK_K + lane % 8 * 8)"
         return super().load(operand, extra)
 
     @property
@@ -116,13 +134,50 @@ class MmaPrinter(GluonPrinter):
         """Sums of their own of the instructions under one scale, which are two where they are many."""
         return 2 if self.blocks["k"] > 32 else 1
 
+    @property
+    def together(self) -> int:
+        """Times 16 inputs that one text multiplies, under one scale: four at a time were seen to take more registers for 32 rows."""
+        return int(min(self.step_k // (16 * self.groups), self.order.held["k"] // 16, 2))
+
+    def products(self) -> str:
+        """The instructions that multiply so many fragments; even and odd ones have sums of their own, if there are two."""
+        sums, ins = 4 * self.parallel, 4 * self.parallel + 6 * self.together
+
+        def places(first: int, count: int) -> str:
+            return "{" + ", ".join(f"${first + i}" for i in range(count)) + "}"
+
+        lines = []
+        for each in range(self.together):
+            chain = each % self.parallel * 4
+            added = (ins if each < self.parallel else 0) + chain
+            operands = places(sums + 4 * each, 4), places(sums + 4 * self.together + 2 * each, 2), places(added, 4)
+            lines.append(
+                f"mma.sync.aligned.m16n8k16.row.col.f32.{self.how.dtype.name}.{self.how.dtype.name}.f32 "
+                f"{', '.join([places(chain, 4), *operands])};"
+            )
+        return "\n".join(lines)
+
+    def multiply(self) -> str:
+        """Lines that multiply fragments of w by pairs of x, and add to the sums of their chains."""
+        sums, fragments = 4 * self.parallel, range(self.together)
+        of_x = [f"x[{each // 2}][{each % 2 * 2 + i}]" for each in fragments for i in range(2)]
+        if self.together == 1:
+            of_x = ["x[0][2 * odd]", "x[0][2 * odd + 1]"]
+        operands = [*(f"w[{each}][{i}]" for each in fragments for i in range(4)), *of_x, *(f"sums[{i}]" for i in range(sums))]
+        places = ",".join(["=&f"] * sums + ["r"] * (6 * self.together) + ["f"] * sums)
+        return (
+            f"kinds: gl.constexpr = ({', '.join(['gl.float32'] * sums)})\n"
+            f"operands = [{', '.join(operands)}]\n"
+            f'return gl.inline_asm_elementwise(MMA, "{places}", operands, dtype=kinds, is_pure=True, pack=1)'
+        )
+
     def dot(self) -> str:
         """The sum of the chains of instructions."""
         self.ledger["part"] += 1
         if self.parallel == 1:
             return "part = parts[tile]"
-        sums = ", ".join(f"low[{i}] + high[{i}]" for i in range(4))
-        return f"low, high = parts[tile], parts[TILES + tile]\npart = ({sums})"
+        sums = ", ".join(f"parts[tile][{i}] + parts[tile][{4 + i}]" for i in range(4))
+        return f"part = ({sums})"
 
     def scale(self, operand: str) -> str:
         """Scale the sums: two of a thread belong to n, two to n + 8."""
@@ -140,8 +195,8 @@ class MmaPrinter(GluonPrinter):
 
     def reduce(self, *names: str) -> str:
         self.ledger["acc"] += 1
-        sums = ", ".join(f"old[{i}] + scaled[{i}]" for i in range(4))
-        return f"sums = ({sums})\nacc = replaced(acc, row * TILES + tile, sums)"
+        each = ", ".join(f"sums[0][{i}] + scaled[{i}]" for i in range(4))
+        return f"sums = sums[1:] + (({each}),)"
 
     def store(self) -> str:
         """Multiply by what the sums were left without, a power of two and a scale for all k; add the bias, do the rest, write."""

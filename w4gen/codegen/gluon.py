@@ -42,6 +42,16 @@ class GluonPrinter(ScalePrinter):
             )
 
     @property
+    def rows(self) -> int:
+        """Times 16 outputs that a warp has."""
+        return int(self.blocks["n"] // 16)
+
+    @property
+    def warps(self) -> int:
+        """Warps of a program."""
+        return int(self.schedule.warps)
+
+    @property
     def workers(self) -> int:
         """Warps that share the steps along k."""
         return int(self.schedule.warps) * int(self.schedule.split_k)
@@ -79,7 +89,7 @@ class GluonPrinter(ScalePrinter):
         rows = [
             ("N", self.sums, "outputs"),
             ("K", self.program.tile("x").sizes["k"], "inputs"),
-            ("ROWS", self.blocks["n"] // 16, "times 16 outputs per program"),
+            ("ROWS", self.rows, "times 16 outputs of a warp"),
             ("BLOCK_K", self.step_k, f"inputs per step, under {'one scale' if self.groups == 1 else f'{self.groups} scales'}"),
             ("QUADS", self.step_k // self.order.held["k"], f"quads of {self.order.held['k']} inputs in a step"),
             ("FRAGMENTS", self.order.held["k"] // 16, "times 16 inputs in a quad"),
@@ -88,7 +98,7 @@ class GluonPrinter(ScalePrinter):
             *([] if self.apart else self.of_scales()),
             *([("ROW_ZEROS", self.strides("zero")["n"][-1], "zeros of 16 outputs")] if self.centred else []),
             *([("ENTRIES", 4**self.bits, "pairs of codes")] if self.looked_up else []),
-            ("WARPS", self.schedule.warps, "warps per program"),
+            ("WARPS", self.warps, "warps per program"),
             ("WORKERS", self.workers, "warps that share the steps along k"),
             ("STEPS", self.turns, "steps of a warp"),
             ("LAST", self.chunks - (self.turns - 1) * self.workers, "warps that have a last step"),

@@ -134,7 +134,7 @@ def predicted(program: Program, schedule: Schedule, arch: Arch, m: int) -> Predi
     needed = arch.bandwidth_gbs * 1e3 * LATENCY_US / arch.sms
     again = 0 if dense else programs * min(m, schedule.block_m) * problem.inputs // schedule.split_k * width
     bounds = bounds_us(program, arch, m)
-    reached = REACHED | ({"matrix": APART} if schedule.teams > 1 else {})
+    reached = REACHED | ({"matrix": APART} if schedule.x_at == "shared" else {})
     ceilings = {name: us / reached[name] / busy for name, us in bounds.items()}
     ceilings["bytes"] = (
         bounds["bytes"] / REACHED["bytes"] / min(1.0, flying / needed) + again / (REREAD * arch.bandwidth_gbs) / 1e3
@@ -146,8 +146,9 @@ def predicted(program: Program, schedule: Schedule, arch: Arch, m: int) -> Predi
 
 def residents(schedule: Schedule, arch: Arch, problem: Problem) -> int:
     """Programs that an SM holds at once, by threads, registers (as many as are allowed or usual) and shared memory."""
-    threads = schedule.warps * (schedule.teams + (schedule.teams > 1)) * arch.warp  # teams have one more, which brings x
-    registers = schedule.maxnreg or min(arch.registers, 168 if schedule.teams > 1 else 128)
+    parted = schedule.x_at == "shared"  # teams have one more, which brings x
+    threads = schedule.warps * (schedule.teams + parted) * arch.warp
+    registers = schedule.maxnreg or min(arch.registers, 168 if parted else 128)
     shared = max(1, declared(schedule, problem))
     return max(1, min(THREADS // threads, REGISTERS // (threads * registers), arch.shared_bytes // shared))
 

@@ -76,6 +76,11 @@ class Schedule:
             if getattr(self, name) not in allowed:
                 raise ScheduleError(f"{name}={getattr(self, name)!r}: use one of {', '.join(allowed)}")
 
+    @property
+    def launched(self) -> int:
+        """Warps that a program is launched with: all teams, but where they part from warps that bring x, as Triton adds those."""
+        return self.warps * (1 if self.x_at == "shared" else self.teams)
+
     def __str__(self) -> str:
         return " ".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))
 

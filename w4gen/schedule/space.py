@@ -85,7 +85,7 @@ def beyond(problem: Problem, schedule: Schedule, arch: Arch) -> str:
     if taken > room:
         return f"what is in flight takes {taken} bytes of shared memory, {arch.name} has {room} for it"
     kept = schedule.block_m // 2 + schedule.block_k // 4  # of a team of four warps
-    if schedule.teams > 1 and 0 < schedule.maxnreg < kept:
+    if schedule.x_at == "shared" and 0 < schedule.maxnreg < kept:
         return f"sums and weights of a team take {kept} registers a thread, maxnreg={schedule.maxnreg} leaves fewer"
     if schedule.template == "gemm" and schedule.warps * ROWS > schedule.block_n:
         return f"{schedule.warps} warps of {ROWS} outputs each are more than block_n={schedule.block_n}"
