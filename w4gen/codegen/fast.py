@@ -136,7 +136,7 @@ class MmaPrinter(GluonPrinter):
 
     @property
     def together(self) -> int:
-        """Times 16 inputs that one text multiplies, under one scale: four at a time were seen to take more registers for 32 rows."""
+        """Times 16 inputs that one text multiplies, under one scale; four took more registers for 32 rows."""
         return int(min(self.step_k // (16 * self.groups), self.order.held["k"] // 16, 2))
 
     def products(self) -> str:
