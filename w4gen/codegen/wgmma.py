@@ -165,15 +165,13 @@ class WgmmaPrinter(SumsPrinter, GluonPrinter):
 
     def store(self) -> str:
         """Add the bias, apply the activation, round and write; or write the partial sums."""
-        lines, value, place = [], "acc", "(share.to(gl.int64) * m_count + start)"
-        wide, layout = "N", "PRODUCT" if "parts" in self.program.graph else "STORE"  # 32 bytes of f32 lie together in a product
-        if "parts" not in self.program.graph:
-            lines, value, place = self.ended(), f"gl.convert_layout(acc.to({self.kind}), STORE)", "start.to(gl.int64)"
+        if "parts" in self.program.graph:  # 32 bytes of f32 lie together in a product
+            place = "(share.to(gl.int64) * m_count + start)"
+            return "\n".join(self.written_to("n", "row", "N", place, "acc", "PRODUCT"))
         if self.in_pairs:
-            wide, layout = "(N // 2)", "PAIRS"
-            lines.append(f"y, _ = gl.split({value}.reshape([32, 2, BLOCK_M]).permute([0, 2, 1]))")
-            value = "gl.convert_layout(y, PAIRS, assert_trivial=True)"
-        return "\n".join([*lines, *self.written_to("n", "row", wide, place, value, layout)])
+            return "\n".join([*self.ended(), *self.pairs_written()])
+        value = f"gl.convert_layout(acc.to({self.kind}), STORE)"
+        return "\n".join([*self.ended(), *self.written_to("n", "row", "N", "start.to(gl.int64)", value)])
 
     @property
     def in_pairs(self) -> bool:
@@ -181,28 +179,44 @@ class WgmmaPrinter(SumsPrinter, GluonPrinter):
         return self.activation == PAIRED and "parts" not in self.program.graph
 
     def ended(self) -> list[str]:
-        """Lines that add the bias to the sums and apply the activation, of pairs to both of their rows.
+        """Lines that add the bias to the sums and apply the activation.
 
-        Neighbouring rows are in lanes four apart.
+        The rows of a pair are in lanes four apart: of each 16 columns one takes the first half from the other, and gives the second.
         """
         lines = self.added("column", "acc", "[:, None]")
         if not self.in_pairs:
             lines += self.finished("acc", "", "")
         else:
             lines += [
-                'other = gl.inline_asm_elementwise(SWAP, "=f,f", [acc], dtype=gl.float32, is_pure=True, pack=1)',
-                "gate = gl.where((column % 2 == 0)[:, None], acc, other)",
-                "up = gl.where((column % 2 == 0)[:, None], other, acc)",
+                "a, b = gl.split(acc.reshape([64, BLOCK_M // 16, 2, 8]).permute([0, 1, 3, 2]))",
+                "row_of = gl.arange(0, 64, gl.SliceLayout(1, gl.SliceLayout(2, a.type.layout)))",
+                "first = (row_of % 2 == 0)[:, None, None]",
+                "kept, sent = gl.where(first, a, b), gl.where(first, b, a)",
+                'taken = gl.inline_asm_elementwise(SWAP, "=f,f", [sent], dtype=gl.float32, is_pure=True, pack=1)',
+                "gate, up = gl.where(first, kept, taken), gl.where(first, taken, kept)",
                 in_gluon(f"acc = {epilogue.text('silu', 'gate')} * up"),
             ]
         column = "column = row * 64 + gl.arange(0, 64, gl.SliceLayout(1, PRODUCT))"
         return [column, *lines] if any("column" in line for line in lines) else lines
 
-    def written_to(self, axis: str, part: str, size: str, place: str, value: str, layout: str = "STORE") -> list[str]:
-        """Lines that write a team's values, 64 (or of pairs 32) by BLOCK_M, to rows of y."""
-        each = 32 if layout == "PAIRS" else 64
+    def pairs_written(self) -> list[str]:
+        """Lines that write what pairs of outputs came to: of each 16 columns the first of a pair has the first half."""
+        half = f"gl.convert_layout(acc.to({self.kind}).reshape([64, BLOCK_M // 2]), STORE)"
         return [
-            f"{axis} = {part} * {each} + gl.arange(0, {each}, gl.SliceLayout(1, {layout}))[:, None]",
+            f"pairs = gl.split({half}.reshape([32, 2, BLOCK_M // 2]).permute([0, 2, 1]))",
+            "n = row * 32 + gl.arange(0, 32, gl.SliceLayout(1, PAIRS))[:, None]",
+            "m = gl.arange(0, BLOCK_M // 2, gl.SliceLayout(0, PAIRS))[None, :]",
+            "for i in gl.static_range(2):",
+            "    m_of = m // 8 * 16 + m % 8 + 8 * i",
+            "    at = start.to(gl.int64) * (N // 2) + (m_of * (N // 2) + n)",
+            "    y = gl.convert_layout(pairs[i], PAIRS, assert_trivial=True)",
+            "    gl.store(out_ptr + at, y, mask=(m_of < m_count - start) & (n < (N // 2)))",
+        ]
+
+    def written_to(self, axis: str, part: str, size: str, place: str, value: str, layout: str = "STORE") -> list[str]:
+        """Lines that write a team's values, 64 by BLOCK_M, to rows of y."""
+        return [
+            f"{axis} = {part} * 64 + gl.arange(0, 64, gl.SliceLayout(1, {layout}))[:, None]",
             f"m = gl.arange(0, BLOCK_M, gl.SliceLayout(0, {layout}))[None, :]",
             f"at = {place} * {size} + (m * {size} + {axis})",
             f"gl.store(out_ptr + at, {value}, mask=(m < m_count - start) & ({axis} < {size}))",
