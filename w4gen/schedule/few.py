@@ -56,9 +56,8 @@ def few(problem: Problem, layout: Layout, arch: Arch) -> Schedule | None:
 def _step(problem: Problem, layout: Layout) -> Step | None:
     """The longest step of 64 or 128 k that has one scale; where none has, of several. None where neither fits what is stored."""
     single, several = steps(layout, padded_group(problem, layout))
-    # more rows, or a loop over steps, do not fit the registers with a longer step under several scales
-    long = problem.m[1] > 16 or problem.k * problem.format.bits >= 2**16
-    cut = not single and problem.format.codebook is None and 64 in several and long
+    # a longer step under several scales leaves few registers
+    cut = not single and 64 in several and (problem.format.codebook is None or problem.m[1] > 8)
     sizes = [64] if cut else single or several
     return Step(sizes[0], bool(single), cut, 64 in several) if sizes else None
 
@@ -87,40 +86,61 @@ def _plain(form: Format, step: Step) -> bool:
 
 
 def _too_wide(problem: Problem, step: Step) -> bool:
-    """Whether each program would read too much of x: gemm reads it once for more outputs."""
-    n, k, m = problem.n, problem.k, problem.m[1]
-    long = k > (4096 if step.k == 128 else 8192)
-    return m > 32 or (_plain(problem.format, step) and ((m > 8 and long) or (m > 16 and n * k > SMALL)))
+    """Whether each program would read too much of x: others read it once for more outputs."""
+    return problem.m[1] > 32 or (_plain(problem.format, step) and problem.m[1] > 16 and problem.n * problem.k > SMALL)
 
 
 def _on_matrix_cores(problem: Problem, layout: Layout, arch: Arch, step: Step) -> Schedule:
-    """Few rows by eights: pairs of blocks of outputs where there are many, more warps where there are few."""
+    """Few rows by eights. More warps where there are few outputs; where there are many, teams share the rows of x.
+
+    Without teams a warp has pairs of blocks of outputs then; with teams as many words, which are one of 128 k or two of 64.
+    """
     n, k, form, looked_up = problem.n, problem.k, problem.format, problem.format.codebook is not None
     ragged = looked_up and k % step.k > 0
     # registers: wgmma's archs have them for more tiles; masks along k beside a look-up take some, as do several scales of a step
     scarce = "wgmma" not in arch.features
     narrow = scarce and (ragged or (looked_up and _crowded(n, k, step)) or not (step.single or step.halved))
-    most = 32 if not scarce and (_plain(form, step) or step.cut) else 8 if narrow else 16
+    many = n >= 8192 and not ragged
+    tall = _plain(form, step) or (many if looked_up else step.cut)
+    most = 32 if not scarce and tall else 8 if narrow else 16
     tiles, turns = -(-min(problem.m[1], most) // 8), -(-k // step.k)
-    paired = n >= (WIDE if looked_up and tiles > 1 else 8192) and not (ragged and tiles > 1)
-    rows = 2 if paired and layout.size("n") % 32 == 0 else 1
-    free = not looked_up or (ragged if tiles > 1 else scarce and k > LONG)  # of a bound, which makes these spill
+    teams, rows = 1 if scarce else _teams(problem, layout, arch, tiles, many), 1
+    if teams > 1:
+        several = 128 // step.k
+        rows = several if tiles == 2 and n >= 16 * several * teams * arch.sms else 1
+    elif n >= (WIDE if looked_up and tiles > 1 else 8192) and not (ragged and tiles > 1) and layout.size("n") % 32 == 0:
+        rows = 2
+    fast = not scarce and many and (tiles == 1 or teams > 1)  # timed: others are bound by registers alone
+    crowd = (looked_up and not fast) or n < 16 * rows * max(2, teams) * arch.sms
     room = SHARED - (128 * 4**form.bits if looked_up else 0)
-    wanted = 8 if (looked_up or n < 16 * rows * 2 * arch.sms) and k >= 4096 else 4
+    wanted = 8 if crowd and k >= 4096 else 4
     warps = next(each for each in (8, 4, 2, 1) if each <= wanted and 2 * each * tiles * 1024 <= room)
+    if fast:
+        bound = 128 if rows == 2 and not crowd and (teams > 1 or looked_up or not step.single) else 0
+    else:
+        free = not looked_up or (ragged if tiles > 1 else scarce and k > LONG)  # of a bound, which makes these spill
+        bound = 0 if free else _bound(n, tiles, scarce)
     return Schedule(
         template="gemv_mma",
         block_m=8 * tiles,
-        block_n=16 * rows,
+        block_n=16 * rows * teams,
         block_k=step.k,
         unit="mma",
         side="left",
         warps=warps,
+        teams=teams,
         stages=2 if turns > 3 * warps else 3,
         ring=min(8, room // (warps * tiles * 1024)),
-        maxnreg=0 if free else _bound(n, tiles, scarce),
+        maxnreg=bound,
         overlap=int("dependent_launch" in arch.features),
     )
+
+
+def _teams(problem: Problem, layout: Layout, arch: Arch, tiles: int, many: bool) -> int:
+    """Teams that share the rows of x: as many as there are eights of rows, where programs are left for every SM."""
+    wide = many or (tiles == 2 and problem.k > 4096 and problem.n > 16 * arch.sms)
+    shared = tiles in ((2, 4) if problem.format.codebook is not None else (2,))
+    return tiles if wide and shared and layout.size("n") % (32 * tiles) == 0 else 1
 
 
 def _crowded(n: int, k: int, step: Step) -> bool:
