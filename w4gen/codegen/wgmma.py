@@ -181,7 +181,7 @@ class WgmmaPrinter(SumsPrinter, GluonPrinter):
     def ended(self) -> list[str]:
         """Lines that add the bias to the sums and apply the activation.
 
-        The rows of a pair are in lanes four apart: of each 16 columns one takes the first half from the other, and gives the second.
+        The rows of a pair are in lanes four apart: of 16 columns one takes the first half from the other, and gives the second.
         """
         lines = self.added("column", "acc", "[:, None]")
         if not self.in_pairs:
