@@ -6,7 +6,7 @@ from triton.experimental.gluon import language as gl
 
 N = gl.constexpr(256)  # outputs
 K = gl.constexpr(1536)  # inputs
-ROWS = gl.constexpr(1)  # times 16 outputs per program
+ROWS = gl.constexpr(1)  # times 16 outputs of a warp
 BLOCK_K = gl.constexpr(128)  # inputs per step, under one scale
 QUADS = gl.constexpr(2)  # quads of 64 inputs in a step
 FRAGMENTS = gl.constexpr(4)  # times 16 inputs in a quad

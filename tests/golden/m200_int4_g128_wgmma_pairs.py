@@ -304,16 +304,22 @@ def multiply(held, ring, filled, drained, out_ptr, scale_ptr, zero_ptr, bias_ptr
     acc = sums_of(held, ring, filled, drained, TEAM, scale_ptr, zero_ptr, first, lane, share)
     STORE: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, WARPS], [0, 1])
     start = gl.program_id(0) * BLOCK_M
-    column = row * 64 + gl.arange(0, 64, gl.SliceLayout(1, PRODUCT))
-    other = gl.inline_asm_elementwise(SWAP, "=f,f", [acc], dtype=gl.float32, is_pure=True, pack=1)
-    gate = gl.where((column % 2 == 0)[:, None], acc, other)
-    up = gl.where((column % 2 == 0)[:, None], other, acc)
+    a, b = gl.split(acc.reshape([64, BLOCK_M // 16, 2, 8]).permute([0, 1, 3, 2]))
+    row_of = gl.arange(0, 64, gl.SliceLayout(1, gl.SliceLayout(2, a.type.layout)))
+    first = (row_of % 2 == 0)[:, None, None]
+    kept, sent = gl.where(first, a, b), gl.where(first, b, a)
+    taken = gl.inline_asm_elementwise(SWAP, "=f,f", [sent], dtype=gl.float32, is_pure=True, pack=1)
+    gate, up = gl.where(first, kept, taken), gl.where(first, taken, kept)
     acc = gate / (1.0 + gl.exp(-gate)) * up
-    y, _ = gl.split(gl.convert_layout(acc.to(gl.float16), STORE).reshape([32, 2, BLOCK_M]).permute([0, 2, 1]))
+    acc = gl.convert_layout(acc.to(gl.float16).reshape([64, BLOCK_M // 2]), STORE)
+    pairs = gl.split(acc.reshape([32, 2, BLOCK_M // 2]).permute([0, 2, 1]))
     n = row * 32 + gl.arange(0, 32, gl.SliceLayout(1, PAIRS))[:, None]
-    m = gl.arange(0, BLOCK_M, gl.SliceLayout(0, PAIRS))[None, :]
-    at = start.to(gl.int64) * (N // 2) + (m * (N // 2) + n)
-    gl.store(out_ptr + at, gl.convert_layout(y, PAIRS, assert_trivial=True), mask=(m < m_count - start) & (n < (N // 2)))
+    m = gl.arange(0, BLOCK_M // 2, gl.SliceLayout(0, PAIRS))[None, :]
+    for i in gl.static_range(2):
+        m_of = m // 8 * 16 + m % 8 + 8 * i
+        at = start.to(gl.int64) * (N // 2) + (m_of * (N // 2) + n)
+        y = gl.convert_layout(pairs[i], PAIRS, assert_trivial=True)
+        gl.store(out_ptr + at, y, mask=(m_of < m_count - start) & (n < (N // 2)))
 
 
 @gluon.jit(do_not_specialize=["m_count"])

@@ -6,7 +6,7 @@ from triton.experimental.gluon import language as gl
 
 N = gl.constexpr(256)  # outputs
 K = gl.constexpr(1536)  # inputs
-ROWS = gl.constexpr(1)  # times 16 outputs per program
+ROWS = gl.constexpr(1)  # times 16 outputs of a warp
 BLOCK_K = gl.constexpr(128)  # inputs per step, under one scale
 QUADS = gl.constexpr(2)  # quads of 64 inputs in a step
 FRAGMENTS = gl.constexpr(4)  # times 16 inputs in a quad
@@ -22,10 +22,12 @@ STEPS = gl.constexpr(3)  # steps of a warp
 LAST = gl.constexpr(4)  # warps that have a last step
 AHEAD = gl.constexpr(3)  # steps whose words are asked for ahead
 TILES = gl.constexpr(1)  # times 8 rows of x
+TEAMS = gl.constexpr(1)  # times the outputs of a warp, all with the same rows of x
 PIECES = gl.constexpr(2)  # times 64 inputs in a step
 RING = gl.constexpr(7)  # pieces of x in flight
 GROUPS = gl.constexpr(1)  # scales of an output in a step
 CHAINS = gl.constexpr(2)  # sums of the instructions under one scale
+TOGETHER = gl.constexpr(2)  # times 16 inputs multiplied by one text
 THREADS = gl.constexpr(32 * WARPS)
 EACH = gl.constexpr(gl.BlockedLayout([1], [32], [WARPS], [0]))  # one element a thread
 DECODE = gl.constexpr("""{
@@ -169,75 +171,75 @@ WAIT = gl.constexpr("cp.async.wait_group 5;\nbar.warp.sync 0xffffffff;")
 BUFFER = gl.constexpr(".shared .align 128 .b8 x_ring[28672];\nmov.u32 $0, x_ring;")
 FETCH = gl.constexpr("cp.async.cg.shared.global [$1], [$2], 16, $3;\nmov.u32 $0, 0;")
 MMA = gl.constexpr("""mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32
-{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};""")
+{$0, $1, $2, $3}, {$8, $9, $10, $11}, {$16, $17}, {$20, $21, $22, $23};
+mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32
+{$4, $5, $6, $7}, {$12, $13, $14, $15}, {$18, $19}, {$24, $25, $26, $27};""")
+PLACES = gl.constexpr(",".join(["=&f"] * 4 * CHAINS + ["r"] * 6 * TOGETHER + ["f"] * 4 * CHAINS))
+SUMS = gl.constexpr((gl.float32,) * 4 * CHAINS)
 
 
 @gluon.jit
-def fetch(x, ring, lane, worker, rows, piece: gl.constexpr):
+def fetch(x, places, sizes, k, piece: gl.constexpr):
     """Ask for a piece of x, [8 TILES, 64]: a thread copies 16 bytes of every fourth row. Rows and k beyond the end become zeros."""
-    for j in gl.static_range(2 * TILES):
-        there = lane // 8 + 4 * j < rows
+    for j in gl.static_range(0, 2 * TILES, TEAMS):
+        size = sizes[j // TEAMS]
         if (piece // PIECES + 1) * (WORKERS * BLOCK_K) > K:
-            k = (piece // PIECES * WORKERS + worker) * BLOCK_K + piece % PIECES * 64 + lane % 8 * 8
-            there = there & (k < K)
+            size = gl.where(k < K - (piece // PIECES * (WORKERS * BLOCK_K) + piece % PIECES * 64), size, 0)
         source = x + (piece // PIECES * (WORKERS * BLOCK_K) + piece % PIECES * 64 + 4 * j * K)
-        # the eight 16-byte parts of a row are turned by its number, so that eight rows of one part fill all banks
-        turned = (lane % 8) ^ (lane // 8 + 4 * (j % 2))
-        to = ring + (lane // 8 * 128 + turned * 16) + (piece % RING * PIECE + 512 * j)
-        gl.inline_asm_elementwise(FETCH, "=r,r,l,r", [to, source, gl.where(there, 16, 0)], dtype=gl.int32, is_pure=False, pack=1)
+        to = places[j % 2] + (piece % RING * PIECE + 512 * j)
+        gl.inline_asm_elementwise(FETCH, "=r,r,l,r", [to, source, size], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
-def mma(w, x0, x1, acc):
-    """w [16 n, 16 k] times x [8 m, 16 k], added to acc [16 n, 8 m]."""
-    kinds: gl.constexpr = (gl.float32, gl.float32, gl.float32, gl.float32)
-    operands = [w[0], w[1], w[2], w[3], x0, x1, acc[0], acc[1], acc[2], acc[3]]
-    return gl.inline_asm_elementwise(MMA, "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f", operands, dtype=kinds, is_pure=True, pack=1)
+def mma(w, x, odd: gl.constexpr, sums):
+    """TOGETHER times w [16 n, 16 k] times x [8 m, 16 k], added to sums [16 n, 8 m] in turn; x is in pairs, from the odd one on."""
+    operands = ()
+    for i in gl.static_range(TOGETHER):
+        operands = operands + w[i]
+    for i in gl.static_range(odd, odd + TOGETHER):
+        operands = operands + x[i // 2][i % 2 * 2 : i % 2 * 2 + 2]
+    return gl.inline_asm_elementwise(MMA, PLACES, operands + sums, dtype=SUMS, is_pure=True, pack=1)
 
 
 @gluon.jit
-def replaced(values, i: gl.constexpr, value):
-    """A tuple with another value at one place."""
-    return values[:i] + (value,) + values[i + 1 :]
+def turn_of(steps, acc, codes, scale_ptr, zero_ptr, full, x, places, sizes, k, rows, first, lane, worker, turn: gl.constexpr):
+    """A step of a warp: its products, added to acc, while what is AHEAD is asked for. Returns the steps that are, and the sums.
 
-
-@gluon.jit
-def turn_of(steps, acc, codes, scale_ptr, zero_ptr, full, x, ring, row_at, first, lane, worker, rows, turn: gl.constexpr):
-    """A step of a warp: its products, added to acc, while what is AHEAD is asked for. Returns the steps that are, and the sums."""
+    Sums go round: the first is added to, and comes last then.
+    """
     zero = gl.zeros([THREADS], gl.float32, EACH)
-    none = (zero, zero, zero, zero)
+    none = (zero,) * (4 * CHAINS)
     pairs = ()
     for piece in gl.static_range(turn * PIECES, turn * PIECES + PIECES):
         run(WAIT)
         if piece + RING - 1 < STEPS * PIECES:
-            fetch(x, ring, lane, worker, rows, piece + RING - 1)
+            fetch(x, places, sizes, k, piece + RING - 1)
         run("cp.async.commit_group;")
         for half in gl.static_range(2):
-            part = ((lane // 8 + 4 * half) ^ (lane % 8)) * 16
             for tile in gl.static_range(TILES):
-                pairs = pairs + (matrices(row_at + part + (piece % RING * PIECE + tile * 1024)),)
+                pairs = pairs + (matrices(rows[half] + (piece % RING * PIECE + tile * 1024)),)
     words, scales, zeros = steps[0]
     for row in gl.static_range(ROWS):
+        sums, acc = acc[:TILES], acc[TILES:]
         for group in gl.static_range(GROUPS):
             parts = ()
-            for _ in gl.static_range(CHAINS * TILES):
+            for _ in gl.static_range(TILES):
                 parts = parts + (none,)
-            for j in gl.static_range(group * BLOCK_K // (16 * GROUPS), (group + 1) * BLOCK_K // (16 * GROUPS)):
+            for j in gl.static_range(group * BLOCK_K // (16 * GROUPS), (group + 1) * BLOCK_K // (16 * GROUPS), TOGETHER):
                 if j % FRAGMENTS == 0:
                     w = fragments_of(words[row * QUADS + j // FRAGMENTS], zeros[row], full)
-                for tile in gl.static_range(TILES):  # even and odd j are sums of their own: two chains of instructions
-                    pair, old = pairs[j // 2 * TILES + tile], parts[j % CHAINS * TILES + tile]
-                    part = mma(w[j % FRAGMENTS], pair[j % 2 * 2], pair[j % 2 * 2 + 1], old)
-                    parts = replaced(parts, j % CHAINS * TILES + tile, part)
+                for tile in gl.static_range(TILES):  # even and odd fragments have sums of their own: two chains of instructions
+                    x_of = pairs[j // 2 * TILES + tile : (j + TOGETHER + 1) // 2 * TILES : TILES]
+                    parts = parts[1:] + (mma(w[j % FRAGMENTS : j % FRAGMENTS + TOGETHER], x_of, j % 2, parts[0]),)
             each = scales_of(scales[row * SCALE_LOADS + group // NEAR])
             a, b = each[group % NEAR * 2], each[group % NEAR * 2 + 1]
             for tile in gl.static_range(TILES):
-                low, high = parts[tile], parts[TILES + tile]
-                part = (low[0] + high[0], low[1] + high[1], low[2] + high[2], low[3] + high[3])
+                both = parts[tile]
+                part = (both[0] + both[4], both[1] + both[5], both[2] + both[6], both[3] + both[7])
                 scaled = (part[0] * a, part[1] * a, part[2] * b, part[3] * b)
-                old = acc[row * TILES + tile]
-                sums = (old[0] + scaled[0], old[1] + scaled[1], old[2] + scaled[2], old[3] + scaled[3])
-                acc = replaced(acc, row * TILES + tile, sums)
+                old = sums[0]
+                sums = sums[1:] + ((old[0] + scaled[0], old[1] + scaled[1], old[2] + scaled[2], old[3] + scaled[3]),)
+        acc = acc + sums
     steps = steps[1:]
     if turn + AHEAD < STEPS:
         steps = steps + (step_of(codes, scale_ptr, zero_ptr, first, lane, worker, turn + AHEAD),)
@@ -252,12 +254,17 @@ def gemv_mma(
     scale_ptr,
     m_count,
 ):
-    """Each program computes 16 ROWS outputs for 8 TILES rows of x; its warps share the steps along k, each with a ring of x."""
+    """Each program computes 16 ROWS outputs for 8 TILES rows of x.
+
+    Its warps share the steps along k, each with a ring of x.
+    """
     run("griddepcontrol.launch_dependents;")
     thread = gl.arange(0, THREADS, EACH)
     lane = thread % 32
     worker = thread // 32
+    own = lane // 8
     first = gl.program_id(0) * ROWS
+    block = first
     base = gl.program_id(1) * (8 * TILES)
     ring = gl.inline_asm_elementwise(BUFFER, "=r", [], dtype=gl.int32, is_pure=True, pack=1) + worker * (RING * PIECE)
     codes = words_at(codes_ptr, first, lane, worker)
@@ -267,29 +274,35 @@ def gemv_mma(
         steps = steps + (step_of(codes, scale_ptr, zero_ptr, first, lane, worker, turn),)
     full = 0
     run("griddepcontrol.wait;")  # weights may be read before the kernel in front ends, x may not
-    x = x_ptr + ((base + lane // 8) * K + worker * BLOCK_K + lane % 8 * 8)
-    rows = m_count - base
+    x = x_ptr + ((base + own) * K + worker * BLOCK_K + lane % 8 * 8)
+    # the eight 16-byte parts of a row are turned by its number, so that eight rows of one part fill all banks
+    places = ring + (own * 128 + ((lane % 8) ^ own) * 16), ring + (own * 128 + ((lane % 8) ^ (own + 4)) * 16)
+    k = worker * BLOCK_K + lane % 8 * 8
+    sizes = ()
+    for j in gl.static_range(0, 2 * TILES, TEAMS):
+        sizes = sizes + (gl.where(base + own + 4 * j < m_count, 16, 0),)
     for piece in gl.static_range(RING - 1):
-        fetch(x, ring, lane, worker, rows, piece)
+        fetch(x, places, sizes, k, piece)
         run("cp.async.commit_group;")
     zero = gl.zeros([THREADS], gl.float32, EACH)
     none = (zero, zero, zero, zero)
     acc = ()
     for _ in gl.static_range(ROWS * TILES):
         acc = acc + (none,)
-    row_at = ring + lane % 8 * 128
+    row = ring + lane % 8 * 128
+    rows = row + ((lane // 8) ^ (lane % 8)) * 16, row + ((lane // 8 + 4) ^ (lane % 8)) * 16
     for turn in gl.static_range(0, STEPS):
-        steps, acc = turn_of(steps, acc, codes, scale_ptr, zero_ptr, full, x, ring, row_at, first, lane, worker, rows, turn)
+        steps, acc = turn_of(steps, acc, codes, scale_ptr, zero_ptr, full, x, places, sizes, k, rows, first, lane, worker, turn)
     # the sums of the warps meet in shared memory
-    SUMS: gl.constexpr = gl.BlockedLayout([WARPS, 1, 1], [1, 2, 16], [1, WARPS, 1], [2, 1, 0])
+    MET: gl.constexpr = gl.BlockedLayout([WORKERS, 1, 1], [1, 2, 16], [1, WARPS, 1], [2, 1, 0])
     meet = gl.allocate_shared_memory(gl.float32, [ROWS * TILES, WARPS, 8, 16], gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
     for i in gl.static_range(ROWS * TILES):
         each = gl.join(gl.join(acc[i][0], acc[i][2]), gl.join(acc[i][1], acc[i][3]))  # thread, n // 8, m % 2
         meet.index(i).store(each.reshape([WARPS, 8, 4, 2, 2]).permute([0, 2, 4, 3, 1]).reshape([WARPS, 8, 16]))
-    for i in gl.static_range(ROWS * TILES):
-        total = gl.sum(meet.index(i).load(SUMS), axis=0)
-        m = base + i % TILES * 8 + gl.arange(0, 8, gl.SliceLayout(1, gl.SliceLayout(0, SUMS)))[:, None]
-        n = (first + i // TILES) * 16 + gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(0, SUMS)))[None, :]
+    for i in gl.static_range(TEAMS * ROWS * TILES):
+        total = gl.sum(meet.index(i % (ROWS * TILES)).slice(i // (ROWS * TILES) * WORKERS, WORKERS).load(MET), axis=0)
+        m = base + i % TILES * 8 + gl.arange(0, 8, gl.SliceLayout(1, gl.SliceLayout(0, MET)))[:, None]
+        n = (block + i // TILES) * 16 + gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(0, MET)))[None, :]
         gl.store(y_ptr + m * N + n, total.to(gl.float16), mask=(m < m_count) & (n < N))
 
 

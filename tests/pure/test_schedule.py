@@ -270,18 +270,39 @@ def test_one_row_of_bf16_goes_to_matrix_cores() -> None:
 
 
 @pytest.mark.parametrize(
-    ("m", "k", "n", "template"),
+    ("m", "k", "n", "template", "without"),
     [
-        ((2, 8), 28672, 8192, "gemv_mma"),
-        ((9, 16), 4096, 28672, "gemv_mma"),
-        ((9, 16), 4224, 28672, "gemm"),
-        ((17, 32), 2048, 2048, "gemv_mma"),
-        ((17, 32), 2048, 2064, "gemm"),
+        ((2, 8), 28672, 8192, "gemv_mma", "gemv_mma"),
+        ((9, 16), 4096, 28672, "gemv_mma", "gemv_mma"),
+        ((9, 16), 4224, 28672, "gemv_mma", "gemm"),
+        ((17, 32), 2048, 2048, "gemv_mma", "gemv_mma"),
+        ((17, 32), 2048, 2064, "gemm", "gemm"),
     ],
     ids=str,
 )
-def test_gemm_takes_over_where_every_program_would_read_too_much_of_x(m: tuple[int, int], k: int, n: int, template: str) -> None:
-    assert pick(lower(Problem(m=m, n=n, k=k, format=named("int4_g128"))), ARCHES["sm_90"]).template == template
+def test_gemm_takes_over_where_every_program_would_read_too_much_of_x(
+    m: tuple[int, int], k: int, n: int, template: str, without: str
+) -> None:
+    """Which comes later where teams share x."""
+    for target, expected in (("sm_90", template), ("sm_80", without)):
+        assert pick(lower(Problem(m=m, n=n, k=k, format=named("int4_g128"))), ARCHES[target]).template == expected
+
+
+@pytest.mark.parametrize(
+    ("form", "m", "k", "n", "expected"),
+    [
+        ("int4_g128", (9, 16), 28672, 8192, (2, 32, 4, 0)), ("int4_g128", (9, 16), 14336, 4096, (2, 32, 8, 0)),
+        ("int4_g128", (9, 16), 4096, 4096, (1, 16, 8, 0)), ("int4_g128", (9, 16), 8960, 1536, (1, 16, 8, 0)),
+        ("int4_g128", (2, 8), 8192, 28672, (1, 32, 4, 0)), ("mxfp4", (9, 16), 8192, 28672, (2, 64, 4, 128)),
+        ("nf4_g64", (9, 16), 8192, 28672, (2, 64, 4, 128)), ("nf4_g64", (17, 32), 8192, 28672, (4, 64, 2, 0)),
+        ("nf4_g64", (1, 1), 8192, 28672, (1, 32, 4, 128)), ("int8_g128", (9, 16), 8192, 28672, (2, 32, 4, 0)),
+    ],
+)  # fmt: skip
+def test_teams_share_the_rows_of_x(form: str, m: tuple[int, int], k: int, n: int, expected: tuple[int, int, int, int]) -> None:
+    """Where outputs are left for every SM; a warp has as many words in a step of 64 k as in one of 128."""
+    chosen = pick(lower(Problem(m=m, n=n, k=k, format=named(form))), ARCHES["sm_90"])
+    assert (chosen.teams, chosen.block_n, chosen.warps, chosen.maxnreg) == expected
+    assert pick(lower(Problem(m=m, n=n, k=k, format=named(form))), ARCHES["sm_80"]).teams == 1
 
 
 @pytest.mark.parametrize("m", [m for m in BUCKETS if m[1] <= 32], ids=str)
@@ -612,7 +633,7 @@ def test_choices_that_contradict_a_template_are_refused(changes: dict[str, objec
         apply(lower(problem), replace(chosen, **changes), ARCHES["sm_90"])
 
 
-@pytest.mark.parametrize(("form", "first"), [("int4_g128", 9), ("uint4_g128_z", 17), ("int2_g128", 9), ("int8_g128", 9)])
+@pytest.mark.parametrize(("form", "first"), [("int4_g128", 17), ("uint4_g128_z", 17), ("int2_g128", 17), ("int8_g128", 17)])
 def test_many_rows_take_wgmma_where_it_is(form: str, first: int) -> None:
     """To 2048 rows, from where gemv_mma reads too much of x; on other archs, and beyond, what was there before."""
     for m in BUCKETS:

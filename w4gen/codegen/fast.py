@@ -47,7 +47,7 @@ class MmaPrinter(GluonPrinter):
         each = self.blocks["m"] * 128
         own = {"ring": self.ring, "ring_bytes": self.ring * self.schedule.warps * each, "pair": self.pair}
         own["near"] = 2 if self.activation == PAIRED else 1
-        own |= {"products": self.products(), "multiply": self.multiply, "zeros": ", ".join(["zero"] * 4 * self.parallel)}
+        own |= {"products": self.products()}
         return super().calls() | own | {"laps": self.laps}
 
     @property
@@ -118,6 +118,7 @@ class MmaPrinter(GluonPrinter):
             ("PIECES", self.step_k // 64, "times 64 inputs in a step"),
             ("RING", self.ring, "pieces of x in flight"),
             ("GROUPS", self.groups, "scales of an output in a step"),
+            ("CHAINS", self.parallel, "sums of the instructions under one scale"),
             ("TOGETHER", self.together, "times 16 inputs multiplied by one text"),
             *(self.of_laps() if self.laps else []),
         ]
@@ -152,32 +153,18 @@ class MmaPrinter(GluonPrinter):
             added = (ins if each < self.parallel else 0) + chain
             operands = places(sums + 4 * each, 4), places(sums + 4 * self.together + 2 * each, 2), places(added, 4)
             lines.append(
-                f"mma.sync.aligned.m16n8k16.row.col.f32.{self.how.dtype.name}.{self.how.dtype.name}.f32 "
+                f"mma.sync.aligned.m16n8k16.row.col.f32.{self.how.dtype.name}.{self.how.dtype.name}.f32\n"
                 f"{', '.join([places(chain, 4), *operands])};"
             )
         return "\n".join(lines)
-
-    def multiply(self) -> str:
-        """Lines that multiply fragments of w by pairs of x, and add to the sums of their chains."""
-        sums, fragments = 4 * self.parallel, range(self.together)
-        of_x = [f"x[{each // 2}][{each % 2 * 2 + i}]" for each in fragments for i in range(2)]
-        if self.together == 1:
-            of_x = ["x[0][2 * odd]", "x[0][2 * odd + 1]"]
-        operands = [*(f"w[{each}][{i}]" for each in fragments for i in range(4)), *of_x, *(f"sums[{i}]" for i in range(sums))]
-        places = ",".join(["=&f"] * sums + ["r"] * (6 * self.together) + ["f"] * sums)
-        return (
-            f"kinds: gl.constexpr = ({', '.join(['gl.float32'] * sums)})\n"
-            f"operands = [{', '.join(operands)}]\n"
-            f'return gl.inline_asm_elementwise(MMA, "{places}", operands, dtype=kinds, is_pure=True, pack=1)'
-        )
 
     def dot(self) -> str:
         """The sum of the chains of instructions."""
         self.ledger["part"] += 1
         if self.parallel == 1:
             return "part = parts[tile]"
-        sums = ", ".join(f"parts[tile][{i}] + parts[tile][{4 + i}]" for i in range(4))
-        return f"part = ({sums})"
+        sums = ", ".join(f"both[{i}] + both[{4 + i}]" for i in range(4))
+        return f"both = parts[tile]\npart = ({sums})"
 
     def scale(self, operand: str) -> str:
         """Scale the sums: two of a thread belong to n, two to n + 8."""
@@ -195,8 +182,8 @@ class MmaPrinter(GluonPrinter):
 
     def reduce(self, *names: str) -> str:
         self.ledger["acc"] += 1
-        each = ", ".join(f"sums[0][{i}] + scaled[{i}]" for i in range(4))
-        return f"sums = sums[1:] + (({each}),)"
+        each = ", ".join(f"old[{i}] + scaled[{i}]" for i in range(4))
+        return f"old = sums[0]\nsums = sums[1:] + (({each}),)"
 
     def store(self) -> str:
         """Multiply by what the sums were left without, a power of two and a scale for all k; add the bias, do the rest, write."""

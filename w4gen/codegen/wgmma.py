@@ -201,9 +201,9 @@ class WgmmaPrinter(SumsPrinter, GluonPrinter):
 
     def pairs_written(self) -> list[str]:
         """Lines that write what pairs of outputs came to: of each 16 columns the first of a pair has the first half."""
-        half = f"gl.convert_layout(acc.to({self.kind}).reshape([64, BLOCK_M // 2]), STORE)"
         return [
-            f"pairs = gl.split({half}.reshape([32, 2, BLOCK_M // 2]).permute([0, 2, 1]))",
+            f"acc = gl.convert_layout(acc.to({self.kind}).reshape([64, BLOCK_M // 2]), STORE)",
+            "pairs = gl.split(acc.reshape([32, 2, BLOCK_M // 2]).permute([0, 2, 1]))",
             "n = row * 32 + gl.arange(0, 32, gl.SliceLayout(1, PAIRS))[:, None]",
             "m = gl.arange(0, BLOCK_M // 2, gl.SliceLayout(0, PAIRS))[None, :]",
             "for i in gl.static_range(2):",
