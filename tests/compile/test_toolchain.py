@@ -405,7 +405,7 @@ def test_large_layers_of_few_rows_on_sm_90(shape: str) -> None:
     fast("gemv_mma", shape, "int4_g128", "float16", "sm_90")
 
 
-@pytest.mark.parametrize("shape", ["16x28672x8192", "64x4096x4096", "128x8960x1536"])
+@pytest.mark.parametrize("shape", ["64x4096x4096", "128x8960x1536"])
 def test_more_rows_use_the_matrix_cores_with_w_in_registers(shape: str) -> None:
     """Weights come in wide loads and go to the instruction without a shuffle."""
     kernel = w4gen.compile(shape, "int4_g128", arch="sm_90")
