@@ -12,7 +12,7 @@ SHARED = -n $(WORKERS) --dist worksteal
 BUDGET ?= 150
 TYPED = w4gen/errors.py w4gen/knobs.py w4gen/paths.py w4gen/formats.py w4gen/ir w4gen/schedule w4gen/codegen \
         w4gen/processes.py w4gen/progress.py w4gen/ahead.py w4gen/binaries.py w4gen/bundle.py w4gen/cache.py w4gen/faults.py w4gen/pipeline.py \
-        w4gen/proof.py w4gen/toolchain.py w4gen/tuned.py
+        w4gen/proof.py w4gen/stubs.py w4gen/toolchain.py w4gen/tuned.py
 
 .PHONY: demo test check golden compile-all test-slow test-gpu bench tuned-rows bench-docs report formats-docs quality-docs
 

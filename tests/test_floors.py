@@ -16,7 +16,7 @@ FLOORS = {
     1: ("ir", "formats"),
     2: ("schedule",),
     3: ("codegen",),
-    4: ("ahead", "binaries", "bundle", "cache", "faults", "pipeline", "proof", "toolchain", "tuned"),
+    4: ("ahead", "binaries", "bundle", "cache", "faults", "pipeline", "proof", "stubs", "toolchain", "tuned"),
     5: ("quantize", "runtime"),
     6: ("api", "bench", "checkpoints", "layers", "merging", "models", "patterns"),
     7: ("cli", "commands", "__init__", "__main__"),
