@@ -25,6 +25,7 @@ TILES = gl.constexpr(1)  # times 8 rows of x
 TEAMS = gl.constexpr(1)  # times the outputs of a warp, all with the same rows of x
 PIECES = gl.constexpr(1)  # times 64 inputs in a step
 RING = gl.constexpr(6)  # pieces of x in flight
+FAR = gl.constexpr(7)  # steps before the end, up to which all are alike
 GROUPS = gl.constexpr(4)  # scales of an output in a step
 CHAINS = gl.constexpr(1)  # sums of the instructions under one scale
 TOGETHER = gl.constexpr(1)  # times 16 inputs multiplied by one text
@@ -192,15 +193,19 @@ SUMS = gl.constexpr((gl.float32,) * 4 * CHAINS)
 
 
 @gluon.jit
-def fetch(x, places, sizes, k, piece: gl.constexpr):
-    """Ask for a piece of x, [8 TILES, 64]: a thread copies 16 bytes of every fourth row. Rows and k beyond the end become zeros."""
+def fetch(x, places, sizes, k, piece, last: gl.constexpr):
+    """Ask for a piece of x, [8 TILES, 64]: a thread copies 16 bytes of every fourth row. Rows and k beyond the end become zeros.
+
+    Like the turn, the piece is a tensor that is folded later: a constant would have Triton read this text for each.
+    """
+    from_k = piece // PIECES * (WORKERS * BLOCK_K) + piece % PIECES * 64
+    slot = piece % RING * PIECE
     for j in gl.static_range(0, 2 * TILES, TEAMS):
         size = sizes[j // TEAMS]
-        if (piece // PIECES + 1) * (WORKERS * BLOCK_K) > K:
-            size = gl.where(k < K - (piece // PIECES * (WORKERS * BLOCK_K) + piece % PIECES * 64), size, 0)
-        source = x + (piece // PIECES * (WORKERS * BLOCK_K) + piece % PIECES * 64 + 4 * j * K)
-        to = places[j % 2] + (piece % RING * PIECE + 512 * j)
-        gl.inline_asm_elementwise(FETCH, "=r,r,l,r", [to, source, size], dtype=gl.int32, is_pure=False, pack=1)
+        if last and STEPS * WORKERS * BLOCK_K > K:
+            size = gl.where(k < K - from_k, size, 0)
+        operands = [places[j % 2] + (slot + 512 * j), x + (from_k + 4 * j * K), size]
+        gl.inline_asm_elementwise(FETCH, "=r,r,l,r", operands, dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -215,18 +220,19 @@ def mma(w, x, odd: gl.constexpr, sums):
 
 
 @gluon.jit
-def turn_of(steps, acc, codes, scale_ptr, zero_ptr, full, x, places, sizes, k, rows, first, lane, worker, turn: gl.constexpr):
-    """A step of a warp: its products, added to acc, while what is AHEAD is asked for. Returns the steps that are, and the sums.
+def turn_of(steps, acc, full, x, places, sizes, k, rows, worker, turn, left: gl.constexpr):
+    """A step of a warp: its products, added to acc, while x is asked for. Returns the steps whose words are, and the sums.
 
-    Sums go round: the first is added to, and comes last then.
+    `left` steps are to come with this one, FAR or more of them alike. Sums go round: the first is added to, and comes last then.
     """
     zero = gl.zeros([THREADS], gl.float32, EACH)
     none = (zero,) * (4 * CHAINS)
     pairs = ()
-    for piece in gl.static_range(turn * PIECES, turn * PIECES + PIECES):
+    for i in gl.static_range(PIECES):
+        piece = turn * PIECES + i
         run(WAIT)
-        if piece + RING - 1 < STEPS * PIECES:
-            fetch(x, places, sizes, k, piece + RING - 1)
+        if i + RING - 1 < left * PIECES:
+            fetch(x, places, sizes, k, piece + RING - 1, (i + RING - 1) // PIECES + 1 == left)
         run("cp.async.commit_group;")
         for half in gl.static_range(2):
             for tile in gl.static_range(TILES):
@@ -252,10 +258,7 @@ def turn_of(steps, acc, codes, scale_ptr, zero_ptr, full, x, places, sizes, k, r
                 old = sums[0]
                 sums = sums[1:] + ((old[0] + scaled[0], old[1] + scaled[1], old[2] + scaled[2], old[3] + scaled[3]),)
         acc = acc + sums
-    steps = steps[1:]
-    if turn + AHEAD < STEPS:
-        steps = steps + (step_of(codes, scale_ptr, zero_ptr, first, lane, worker, turn + AHEAD),)
-    return steps, acc
+    return steps[1:], acc
 
 
 @gluon.jit(do_not_specialize=["m_count"])
@@ -295,7 +298,7 @@ def gemv_mma(
     for j in gl.static_range(0, 2 * TILES, TEAMS):
         sizes = sizes + (gl.where(base + own + 4 * j < m_count, 16, 0),)
     for piece in gl.static_range(RING - 1):
-        fetch(x, places, sizes, k, piece)
+        fetch(x, places, sizes, k, gl.to_tensor(piece), piece // PIECES + 1 == STEPS)
         run("cp.async.commit_group;")
     zero = gl.zeros([THREADS], gl.float32, EACH)
     none = (zero, zero, zero, zero)
@@ -308,9 +311,13 @@ def gemv_mma(
         words, part = codes + lap * LAP_WORDS, x + lap * LAP_K
         scales, zeros = scale_ptr + lap * LAP_SCALES, zero_ptr + lap * LAP_SCALES
         for turn in gl.static_range(LAP):
-            steps, acc = turn_of(steps, acc, words, scales, zeros, full, part, places, sizes, k, rows, first, lane, worker, turn)
+            steps, acc = turn_of(steps, acc, full, part, places, sizes, k, rows, worker, gl.to_tensor(turn), FAR)
+            steps = steps + (step_of(words, scales, zeros, first, lane, worker, turn + AHEAD),)
     for turn in gl.static_range(LAPS * LAP, STEPS):
-        steps, acc = turn_of(steps, acc, codes, scale_ptr, zero_ptr, full, x, places, sizes, k, rows, first, lane, worker, turn)
+        at, left = gl.to_tensor(turn), FAR if STEPS - turn > FAR else STEPS - turn
+        steps, acc = turn_of(steps, acc, full, x, places, sizes, k, rows, worker, at, left)
+        if turn + AHEAD < STEPS:
+            steps = steps + (step_of(codes, scale_ptr, zero_ptr, first, lane, worker, turn + AHEAD),)
     # the sums of the warps meet in shared memory
     MET: gl.constexpr = gl.BlockedLayout([WORKERS, 1, 1], [1, 2, 16], [1, WARPS, 1], [2, 1, 0])
     meet = gl.allocate_shared_memory(gl.float32, [ROWS * TILES, WARPS, 8, 16], gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))

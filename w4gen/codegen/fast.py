@@ -117,6 +117,7 @@ class MmaPrinter(GluonPrinter):
             ("TEAMS", self.schedule.teams, "times the outputs of a warp, all with the same rows of x"),
             ("PIECES", self.step_k // 64, "times 64 inputs in a step"),
             ("RING", self.ring, "pieces of x in flight"),
+            ("FAR", -(-(self.ring - 1) * 64 // self.step_k) + 2, "steps before the end, up to which all are alike"),
             ("GROUPS", self.groups, "scales of an output in a step"),
             ("CHAINS", self.parallel, "sums of the instructions under one scale"),
             ("TOGETHER", self.together, "times 16 inputs multiplied by one text"),
