@@ -76,12 +76,27 @@ def test_every_edge_of_the_buckets_gives_the_truth(form: str, n: int, k: int, ki
 
 
 @pytest.mark.parametrize(
-    ("form", "m", "name"), [("int4_g128", 1, "gemv_half"), ("int4_g128", 8, "gemv_mma"), ("int4_g128", 16, "gemm")]
+    ("form", "m", "name"), [("int4_g128", 1, "gemv_half"), ("int4_g128", 16, "gemv_mma"), ("int4_g128", 64, "gemm")]
 )
 def test_a_long_k_keeps_the_error(form: str, m: int, name: str) -> None:
     it = case(form, m, 1024, 28672)
     assert kernel_of(form, m, 1024, 28672).name == name
     assert it.error(it.layer(it.x)) <= it.limit()
+
+
+TEAMED = [("int4_g128", 8192, 28672), ("int4_g128", 8448, 4224), ("int4_g64", 8192, 4136), ("uint4_g128_z", 4224, 14336)]
+TEAMED += [("int4_g32", 8448, 2048), ("e2m1_g64", 16384, 4096), ("nf4_g64", 8448, 2048), ("iq4_nl", 16384, 1024)]
+
+
+@pytest.mark.skipif(HERE and torch.cuda.get_device_capability() != (9, 0), reason="the rules have teams on sm_90")
+@pytest.mark.parametrize("kind", [F16, BF16], ids=["f16", "bf16"])
+@pytest.mark.parametrize(("form", "n", "k"), TEAMED, ids=str)
+def test_teams_that_share_the_rows_of_x_give_the_truth(form: str, n: int, k: int, kind: torch.dtype) -> None:
+    """In a loop, with a last step that not every warp has, and with rows of x that no team copies."""
+    it = case(form, 32, n, k, kind)
+    assert kernel_of(form, 16, n, k, kind).schedule.teams > 1
+    for m in (9, 13, 16, 17, 32):
+        check_rows(it, m)
 
 
 SMALL = ["mxfp4_g32_e8m0", "mxfp8_g32_e8m0", "int4_g32_e8m0", "nvfp4", "fp8_e4m3_tensor", "fp8_e5m2_row"]
