@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ def test_ceilings_are_in_their_order() -> None:
     assert value("matrix f16, 8192") > value("matrix f16, 1024")
     assert value("decode int4_g128", "int4_g128") > value("decode e2m1_g32", "e2m1_g32") > 100, "it takes more operations"
     assert 0.1 < value("dependent launch") <= 1.1 * value("launch") < 5 < value("host launch") < 200
-    assert all(each["spread"] < 0.3 for each in facts["figures"]), facts["figures"]
+    spreads = [each["spread"] for each in facts["figures"]]
+    assert statistics.median(spreads) < 0.1, "other tests share the GPU, and disturb some"
 
 
 @pytest.mark.parametrize(("m", "form", "peer"), [(1, "int4_g128", "tinygemm"), (16, "int4_g128", "tinygemm"), (1, "nf4_g64", "")])
