@@ -138,6 +138,21 @@ def test_an_sm_holds_what_its_threads_registers_and_shared_memory_allow() -> Non
     assert residents(replace(GEMM, warps=4), ARCHES["gfx942"], f16) == 2  # warps of 64
 
 
+def test_candidates_have_other_teams_and_none_that_cannot_share() -> None:
+    """Every legal one is a kernel; none is refused by the template only."""
+    program = lower(problem_of(m=16, n=8192, k=8192))
+    found = [each for each in candidates(program, H200, 16) if each.schedule.template == "gemv_mma"]
+    legal = [each.schedule for each in found if not each.refused]
+    assert {each.teams for each in legal} == {1, 2}
+    assert all(each.launched == each.warps * each.teams for each in legal)
+    assert any("teams do not share block_n=16" in each.refused for each in found)
+    for each in legal:
+        made(program, each, H200)
+    teamed = next(each for each in legal if each.teams == 2)
+    alone = replace(teamed, teams=1)
+    assert residents(teamed, H200, program.problem) <= residents(alone, H200, program.problem), "it has twice the warps"
+
+
 def test_each_ceiling_can_be_the_one_that_is_hit() -> None:
     assert prediction(GEMM, m=16, n=8192, k=8192).bottleneck == "bytes"
     assert prediction(replace(GEMM, block_m=64), m=128, n=8192, k=8192).bottleneck == "matrix"

@@ -87,6 +87,10 @@ def beyond(problem: Problem, schedule: Schedule, arch: Arch) -> str:
     kept = schedule.block_m // 2 + schedule.block_k // 4  # of a team of four warps
     if schedule.x_at == "shared" and 0 < schedule.maxnreg < kept:
         return f"sums and weights of a team take {kept} registers a thread, maxnreg={schedule.maxnreg} leaves fewer"
+    if schedule.template == "gemv_mma" and (schedule.block_n // ROWS) % schedule.teams + (schedule.block_m // 4) % schedule.teams:
+        return f"{schedule.teams} teams do not share block_n={schedule.block_n} by {ROWS} and block_m={schedule.block_m} by 4"
+    if schedule.template == "gemv_mma" and schedule.block_n // ROWS // schedule.teams > 2:
+        return f"a warp of {schedule.teams} teams has more than 32 of block_n={schedule.block_n} outputs"
     if schedule.template == "gemm" and schedule.warps * ROWS > schedule.block_n:
         return f"{schedule.warps} warps of {ROWS} outputs each are more than block_n={schedule.block_n}"
     if schedule.template == "gemv" and schedule.unit == "mma" and schedule.block_m < problem.m[1]:
@@ -137,7 +141,9 @@ def varied(way: Schedule, layout: Layout, arch: Arch, rows: int) -> dict[str, li
     if way.unit == "halves":
         return {"warps": warps[:4], "split_k": split if way.split_k > 1 or "cluster" in arch.features else [1], "stages": stages}
     if way.template == "gemv_mma":
-        return {"block_n": [each for each in block_n if each <= 32], "warps": warps[:4], "stages": stages[1:], "ring": [4, 8]}
+        teams = doubled(1, way.block_m // 8) if "wgmma" in arch.features else [1]
+        outputs = [each for each in block_n if each <= 32 * teams[-1]]
+        return {"block_n": outputs, "warps": warps[:4], "teams": teams, "stages": stages[1:], "ring": [3, 6, 8]}
     if way.template == "dgrad_wgmma":
         return {"block_m": [64, 128, 256], "ring": [3, 4, 6], "stages": [1, 2]}
     if way.template == "gemm_wgmma":
