@@ -25,6 +25,7 @@ TILES = gl.constexpr(1)  # times 8 rows of x
 TEAMS = gl.constexpr(1)  # times the outputs of a warp, all with the same rows of x
 PIECES = gl.constexpr(2)  # times 64 inputs in a step
 RING = gl.constexpr(7)  # pieces of x in flight
+PAST = gl.constexpr(0)  # last steps that go past the inputs there are
 FAR = gl.constexpr(5)  # steps before the end, up to which all are alike
 GROUPS = gl.constexpr(1)  # scales of an output in a step
 CHAINS = gl.constexpr(2)  # sums of the instructions under one scale
@@ -180,7 +181,7 @@ SUMS = gl.constexpr((gl.float32,) * 4 * CHAINS)
 
 
 @gluon.jit
-def fetch(x, places, sizes, k, piece, last: gl.constexpr):
+def fetch(x, places, sizes, k, piece, past: gl.constexpr):
     """Ask for a piece of x, [8 TILES, 64]: a thread copies 16 bytes of every fourth row. Rows and k beyond the end become zeros.
 
     Like the turn, the piece is a tensor that is folded later: a constant would have Triton read this text for each.
@@ -189,7 +190,7 @@ def fetch(x, places, sizes, k, piece, last: gl.constexpr):
     slot = piece % RING * PIECE
     for j in gl.static_range(0, 2 * TILES, TEAMS):
         size = sizes[j // TEAMS]
-        if last and STEPS * WORKERS * BLOCK_K > K:
+        if past:
             size = gl.where(k < K - from_k, size, 0)
         operands = [places[j % 2] + (slot + 512 * j), x + (from_k + 4 * j * K), size]
         gl.inline_asm_elementwise(FETCH, "=r,r,l,r", operands, dtype=gl.int32, is_pure=False, pack=1)
@@ -219,7 +220,7 @@ def turn_of(steps, acc, full, x, places, sizes, k, rows, worker, turn, left: gl.
         piece = turn * PIECES + i
         run(WAIT)
         if i + RING - 1 < left * PIECES:
-            fetch(x, places, sizes, k, piece + RING - 1, (i + RING - 1) // PIECES + 1 == left)
+            fetch(x, places, sizes, k, piece + RING - 1, left - (i + RING - 1) // PIECES <= PAST)
         run("cp.async.commit_group;")
         for half in gl.static_range(2):
             for tile in gl.static_range(TILES):
@@ -285,7 +286,7 @@ def gemv_mma(
     for j in gl.static_range(0, 2 * TILES, TEAMS):
         sizes = sizes + (gl.where(base + own + 4 * j < m_count, 16, 0),)
     for piece in gl.static_range(RING - 1):
-        fetch(x, places, sizes, k, gl.to_tensor(piece), piece // PIECES + 1 == STEPS)
+        fetch(x, places, sizes, k, gl.to_tensor(piece), STEPS - piece // PIECES <= PAST)
         run("cp.async.commit_group;")
     zero = gl.zeros([THREADS], gl.float32, EACH)
     none = (zero, zero, zero, zero)

@@ -62,6 +62,16 @@ class MmaPrinter(GluonPrinter):
     program does not find them in the instruction cache, which was seen to double the time of a kernel."""
 
     @property
+    def past(self) -> int:
+        """Last steps of a warp that go past the inputs there are."""
+        return int(self.turns - self.program.tile("x").sizes["k"] // (self.workers * self.step_k))
+
+    @property
+    def alike(self) -> int:
+        """Steps before the end from which on none asks for what is past it, or for nothing."""
+        return -(-(self.ring - 1) * 64 // self.step_k) + 1 + max(1, self.past)
+
+    @property
     def lap(self) -> int:
         """Steps in the text of a loop: after them the ring is where it was."""
         whole = self.ring // math.gcd(self.ring, self.step_k // 64)
@@ -75,7 +85,7 @@ class MmaPrinter(GluonPrinter):
         """
         round_k = self.lap * self.workers * self.step_k
         whole = not self.apart and all(self.along(name, round_k) is not None for name in GROUPED)
-        ahead = max(int(self.schedule.stages), -(-(self.ring - 1) * 64 // self.step_k))
+        ahead = max(int(self.schedule.stages), self.alike - 2)
         laps = (self.turns - ahead - 1) // self.lap
         return laps if whole and laps > 1 and self.turns * self.instructions > self.LONG else 0
 
@@ -117,7 +127,8 @@ class MmaPrinter(GluonPrinter):
             ("TEAMS", self.schedule.teams, "times the outputs of a warp, all with the same rows of x"),
             ("PIECES", self.step_k // 64, "times 64 inputs in a step"),
             ("RING", self.ring, "pieces of x in flight"),
-            ("FAR", -(-(self.ring - 1) * 64 // self.step_k) + 2, "steps before the end, up to which all are alike"),
+            ("PAST", self.past, "last steps that go past the inputs there are"),
+            ("FAR", self.alike, "steps before the end, up to which all are alike"),
             ("GROUPS", self.groups, "scales of an output in a step"),
             ("CHAINS", self.parallel, "sums of the instructions under one scale"),
             ("TOGETHER", self.together, "times 16 inputs multiplied by one text"),

@@ -142,7 +142,9 @@ def told(facts: dict[str, Any], kernel: Kernel) -> str:
     rows, schedule, problem = facts["rows"], kernel.schedule, kernel.problem
     programs = kernel.programs(kernel.pieces[0], rows)
     each = schedule.split_k if schedule.sum_at == "shared" else 1  # of a cluster
-    grid = f"{count(each * programs[0] * programs[1] * programs[2], 'program')} of {count(schedule.warps, 'warp')}"
+    grid = (
+        f"{count(each * programs[0] * programs[1] * programs[2], 'program')} of {count(schedule.warps * schedule.teams, 'warp')}"
+    )
     through = {"left": "from the registers that it is decoded in", "right": "through shared memory"}
     units = {
         "lanes": "multiplied on multiply-add lanes",
