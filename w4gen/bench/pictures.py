@@ -191,6 +191,9 @@ def against_m(device: str, kind: tuple[str, str], groups: Sequence[Sequence[Fact
         axes.set_ylabel("µs", fontsize=7)
         axes.tick_params(which="both", labelsize=6)
         numbered(axes)
+        if axes.get_xlim()[1] < 10 * axes.get_xlim()[0]:  # there may be no power of ten among them
+            counts = sorted({row["m"] for group in groups for row in group if (row["k"], row["n"]) == (k, n)})
+            axes.set_xticks(counts, [str(m) for m in counts], minor=False)
         axes.grid(True, which="major", linewidth=0.3)
     for axes in panels[len(largest) :]:
         axes.set_visible(False)
