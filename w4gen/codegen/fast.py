@@ -39,10 +39,6 @@ class MmaPrinter(GluonPrinter):
     def rows(self) -> int:
         return super().rows // int(self.schedule.teams)
 
-    @property
-    def warps(self) -> int:
-        return super().warps * int(self.schedule.teams)
-
     def calls(self) -> dict[str, Any]:
         each = self.blocks["m"] * 128
         own = {"ring": self.ring, "ring_bytes": self.ring * self.schedule.warps * each, "pair": self.pair}

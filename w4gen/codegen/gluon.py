@@ -47,11 +47,6 @@ class GluonPrinter(ScalePrinter):
         return int(self.blocks["n"] // 16)
 
     @property
-    def warps(self) -> int:
-        """Warps of a program."""
-        return int(self.schedule.warps)
-
-    @property
     def workers(self) -> int:
         """Warps that share the steps along k."""
         return int(self.schedule.warps) * int(self.schedule.split_k)
@@ -98,7 +93,7 @@ class GluonPrinter(ScalePrinter):
             *([] if self.apart else self.of_scales()),
             *([("ROW_ZEROS", self.strides("zero")["n"][-1], "zeros of 16 outputs")] if self.centred else []),
             *([("ENTRIES", 4**self.bits, "pairs of codes")] if self.looked_up else []),
-            ("WARPS", self.warps, "warps per program"),
+            ("WARPS", self.schedule.launched, "warps per program"),
             ("WORKERS", self.workers, "warps that share the steps along k"),
             ("STEPS", self.turns, "steps of a warp"),
             ("LAST", self.chunks - (self.turns - 1) * self.workers, "warps that have a last step"),
